@@ -1,0 +1,45 @@
+"""What one target pass takes in and gives back.
+
+A pass is a ragged batch of *rows*, one token each. The rows of a request stand together: first its committed tokens
+that have no KV yet (a prompt chunk, or just the last token), then the nodes of its draft tree. A prompt chunk, a
+plain decode step and a tree verification differ only in how many rows of which kind there are.
+
+What row i attends to is fixed by two numbers and the block table, so that keys always come in position order:
+- the KV slots of positions [0, context_lens[i]) of its request, through the block table, then
+- for a tree node: its ancestors inside the pass, from the top one down to itself, found by following `parents`.
+A committed row at position p has context_lens = p + 1 (itself included) and parents = -1. A tree node has
+context_lens = number of committed tokens, parents = row of its parent node, or -1 under the last committed token.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardBatch:
+    token_ids: Tensor  # [rows] int32
+    positions: Tensor  # [rows] int32; of a node: committed tokens - 1 + its depth (top nodes have depth 1)
+    slot_mapping: Tensor  # [rows] int32: where the row's key and value are written
+    context_lens: Tensor  # [rows] int32
+    parents: Tensor  # [rows] int32: row index in this batch, or -1
+    is_node: Tensor  # [rows] bool: the row is a tree node (its own slot is not below context_lens)
+    req_ids: Tensor  # [rows] int32: index of the row's request, a row of block_tables
+    block_tables: Tensor  # [requests, max_blocks] int32
+    cu_query: Tensor  # [requests + 1] int32: rows [cu_query[r], cu_query[r+1]) are request r's
+    logits_rows: Tensor  # [num_logits] int32: rows whose logits are wanted
+    block_size: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.token_ids.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutput:
+    logits: Tensor  # [num_logits, vocab] float32
+    hidden: Tensor | None = None
+    """[rows, len(hidden_layers), hidden_size], where hidden states were asked for.
+
+    Layer id i in 0..N-1 is the residual stream entering layer i, N the one leaving the last layer, and
+    N+1 is after the final norm."""

@@ -1,0 +1,107 @@
+"""Draft trees: what a drafter proposes and a verifier walks.
+
+A chain is a tree of width 1 and plain decoding is the empty tree. Nodes are numbered so that a parent comes before its
+children; the parent -1 is the last committed token.
+
+>>> tree = DraftTree.merge([DraftTree.chain([5, 6]), DraftTree.chain([5, 7])])
+>>> tree.token_ids, tree.parents
+([5, 6, 7], [-1, 0, 0])
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from paceline.errors import InvalidOptionError
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    token_ids: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)  # parents[i] < i; -1 hangs on the last committed token
+    draft_probs: Tensor | None = None  # [nodes, vocab]: the distribution each token was really drawn from
+    members: list[str] | None = None  # who drafted each node, where several drafters share the tree
+
+    @staticmethod
+    def chain(token_ids: Sequence[int]) -> "DraftTree":
+        return DraftTree(list(token_ids), list(range(-1, len(token_ids) - 1)))
+
+    @staticmethod
+    def merge(trees: Iterable["DraftTree"]) -> "DraftTree":
+        """One trie of all trees: siblings with the same token become one node (token identity only, no q)."""
+        token_ids: list[int] = []
+        parents: list[int] = []
+        node_of: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+        for tree in trees:
+            to_merged = {-1: -1}
+            for i, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
+                key = (to_merged[parent], token)
+                if key not in node_of:
+                    node_of[key] = len(token_ids)
+                    token_ids.append(token)
+                    parents.append(key[0])
+                to_merged[i] = node_of[key]
+        return DraftTree(token_ids, parents)
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def is_chain(self) -> bool:
+        return all(parent == i - 1 for i, parent in enumerate(self.parents))
+
+    def depths(self) -> list[int]:
+        """Depth of every node; a top node has depth 1, so it would sit one position after the last token."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return depths
+
+    def ancestors(self, node: int) -> list[int]:
+        """The path from the top node down to `node`, both included."""
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = self.parents[node]
+        return path[::-1]
+
+    def children(self) -> list[dict[int, int]]:
+        """For each node, and at [-1] for the root: token -> child node (the first, where siblings repeat)."""
+        children: list[dict[int, int]] = [{} for _ in range(len(self) + 1)]
+        for node, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
+            children[parent].setdefault(token, node)
+        return children
+
+    def select(self, keep: Sequence[int]) -> "DraftTree":
+        """The tree of the nodes in `keep` (ascending, closed under parents)."""
+        new_index = {-1: -1} | {old: new for new, old in enumerate(keep)}
+        return DraftTree(
+            [self.token_ids[i] for i in keep],
+            [new_index[self.parents[i]] for i in keep],
+            None if self.draft_probs is None else self.draft_probs[list(keep)],
+            None if self.members is None else [self.members[i] for i in keep],
+        )
+
+    def first(self, num_nodes: int) -> "DraftTree":
+        """The first nodes: always a tree, because parents come before children."""
+        return self if len(self) <= num_nodes else self.select(range(num_nodes))
+
+    def up_to_depth(self, max_depth: int) -> "DraftTree":
+        depths = self.depths()
+        if not depths or max(depths) <= max_depth:
+            return self
+        return self.select([i for i, depth in enumerate(depths) if depth <= max_depth])
+
+    def check(self, vocab_size: int) -> None:
+        """Raise unless this is a tree over the vocabulary."""
+        if len(self.token_ids) != len(self.parents):
+            raise InvalidOptionError(f"tree has {len(self.token_ids)} tokens but {len(self.parents)} parents")
+        for i, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
+            if not -1 <= parent < i:
+                raise InvalidOptionError(f"node {i} has parent {parent}; a parent is -1 or an earlier node")
+            if not 0 <= token < vocab_size:
+                raise InvalidOptionError(f"node {i} has token {token}, outside the vocabulary of {vocab_size}")
+
+
+EMPTY_TREE = DraftTree()

@@ -1,0 +1,19 @@
+"""Weights as they lie in a file: plain tensors, or rows of quantized blocks that nobody has widened yet."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedTensor:
+    """A matrix in GGUF's block format, one row after the other."""
+
+    data: Tensor  # [rows, bytes per row] uint8
+    kind: str  # GGUF's name for the format: "Q4_1", "Q8_0", ...
+    shape: tuple[int, int]  # (rows, columns) of the widened matrix
+
+
+# Hugging Face names ("model.layers.0.self_attn.q_proj.weight") -> weights
+Weights = Mapping[str, Tensor | QuantizedTensor]

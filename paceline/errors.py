@@ -1,0 +1,32 @@
+"""Every error that Paceline raises for its users, in one tree.
+
+Catch `PacelineError` for all of them. Each message says what was wrong, what was given, and what to do.
+"""
+
+
+class PacelineError(Exception):
+    """Base of everything Paceline raises on purpose."""
+
+
+class InvalidOptionError(PacelineError, ValueError):
+    """An option is out of range, unknown, or does not go with another one."""
+
+
+class InvalidRequestError(PacelineError, ValueError):
+    """This request cannot be served (empty prompt, longer than the context, ...). The engine goes on."""
+
+
+class ModelLoadError(PacelineError):
+    """The model could not be found, fetched or read."""
+
+
+class UnsupportedModelError(ModelLoadError):
+    """The model was read, but its architecture or a feature it asks for is not supported."""
+
+
+class RequestFailedError(PacelineError, RuntimeError):
+    """A running request failed (its logits were not finite, nothing was left to sample). Others go on."""
+
+
+class EngineDeadError(PacelineError, RuntimeError):
+    """The engine loop stopped on an internal error; the engine must be rebuilt."""
