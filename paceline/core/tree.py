@@ -101,7 +101,9 @@ class DraftTree:
             if not -1 <= parent < i:
                 raise InvalidOptionError(f"node {i} has parent {parent}; a parent is -1 or an earlier node")
             if not 0 <= token < vocab_size:
-                raise InvalidOptionError(f"node {i} has token {token}, outside the vocabulary of {vocab_size}")
+                raise InvalidOptionError(
+                    f"node {i} has token {token}, outside the vocabulary of {vocab_size}"
+                )
 
 
 EMPTY_TREE = DraftTree()

@@ -1,0 +1,81 @@
+"""One sequence being generated: tokens so far, how many have KV, and the draft that hangs on the last one.
+
+There is no prefill phase and no decode phase. A request is `num_computed_tokens` racing `num_tokens_with_spec`.
+"""
+
+import enum
+import time
+from dataclasses import dataclass, field
+
+from paceline.core.outputs import TokenLogprobs
+from paceline.core.sampling_params import SamplingParams
+from paceline.core.tree import EMPTY_TREE, DraftTree
+
+
+class RequestStatus(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    max_tokens: int  # resolved: never None, never past the context
+    seed: int  # resolved: every random draw is a function of (seed, position, purpose)
+    eos_token_ids: tuple[int, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # sampling_params.bad_words, tokenized
+    arrival_s: float = field(default_factory=time.perf_counter)
+    status: RequestStatus = RequestStatus.WAITING
+    token_ids: list[int] = field(default_factory=list)  # prompt, then output
+    draft: DraftTree = EMPTY_TREE
+    num_computed_tokens: int = 0  # tokens [0, num_computed_tokens) have their KV in place
+    block_ids: list[int] = field(default_factory=list)  # KV blocks in sequence order, owned through kv/
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0  # prompt tokens whose KV came from the prefix cache
+    finish_reason: str | None = None  # stop, length, abort, error
+    stop_reason: str | int | None = None  # which stop string or token id
+    error: Exception | None = None
+    logprobs: list[TokenLogprobs] | None = None  # one per output token, where asked for
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+
+    def __post_init__(self) -> None:
+        self.token_ids = list(self.prompt_token_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def num_tokens_with_spec(self) -> int:
+        return len(self.token_ids) + len(self.draft)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[len(self.prompt_token_ids) :]
+
+    @property
+    def max_draft_depth(self) -> int:
+        """Deepest node worth drafting: accepting d nodes emits d + 1 tokens, and max_tokens is the limit."""
+        return self.max_tokens - self.num_output_tokens - 1
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Tokens that end the output (and that min_tokens holds back)."""
+        params = self.sampling_params
+        eos = () if params.ignore_eos else self.eos_token_ids
+        return frozenset(eos) | frozenset(params.stop_token_ids)
+
+    @property
+    def finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED

@@ -1,0 +1,31 @@
+"""The seam between the engine and the verification rules.
+
+A verifier gets every request whose last token was in the pass, the draft that was verified with it, and the target's
+logits: each request's root row first, then one row per node in node order. It answers with the accepted path and one
+more token (recovered where a draft failed, bonus where all of it held).
+
+    accepted token   a draft token that the rule let through
+    recovered token  emitted where no child was accepted
+    bonus token      emitted after an accepted leaf
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from paceline.core.outputs import VerifyResult
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+
+
+class Verifier(Protocol):
+    name: str
+    lossless: bool
+
+    def verify(
+        self,
+        requests: Sequence[Request],
+        drafts: Sequence[DraftTree],
+        logits: Tensor,  # [sum(1 + nodes), vocab] float32
+    ) -> list[VerifyResult]: ...
