@@ -1,0 +1,171 @@
+"""One decoder for the Llama family, in PyTorch: Llama, Mistral, Qwen2/2.5 and Qwen3, on CPU and CUDA.
+
+What sets the families apart is small and lives in `ModelConfig`: biases, a norm on q and k, a sliding window, a tied
+head. Weights that multiply the same input are fused (q, k, v; gate and up), so a layer is four products. The keys and
+values of a pass are written to the paged cache first and read from there, so a prompt chunk, one decode row and the
+nodes of a draft tree are all the same case.
+
+>>> output = decoder.forward(batch, kv_cache)
+>>> output.logits.shape  # [len(batch.logits_rows), vocab]
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.core.forward import ForwardBatch, ForwardOutput
+from paceline.core.model_config import ModelConfig
+from paceline.core.weights import QuantizedTensor, Weights
+from paceline.errors import InvalidOptionError
+from paceline.models.dequantize import dequantize
+from paceline.models.layout import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
+from paceline.models.rope import rope_tables
+from paceline.ops import reference
+from paceline.ops.kernels import kernels_for
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    weight: Tensor  # [out, in]
+    bias: Tensor | None  # [out]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    input_norm: Tensor  # [hidden]
+    qkv: Linear  # [q_size + 2 * kv_size, hidden]
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None  # [head_dim]
+    output: Linear  # [hidden, q_size]
+    mlp_norm: Tensor  # [hidden]
+    gate_up: Linear  # [2 * intermediate, hidden]
+    down: Linear  # [hidden, intermediate]
+
+
+class Decoder:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        batch_invariant: bool = False,
+    ) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = torch.device(device)
+        self.batch_invariant = batch_invariant
+        self._kernels = kernels_for(self.device, batch_invariant)
+        self._weights = weights
+        self.embedding = self._tensor(EMBEDDING)  # [vocab, hidden]
+        self.layers = [self._layer(i) for i in range(config.num_layers)]
+        self.final_norm = self._tensor(FINAL_NORM)  # [hidden]
+        self.head = Linear(self.embedding if config.tie_word_embeddings else self._tensor(HEAD), None)
+        del self._weights  # converted copies are all we need
+        cos, sin = rope_tables(config)
+        self._cos, self._sin = cos.to(self.device), sin.to(self.device)  # [max_position, head_dim / 2]
+
+    @torch.no_grad()
+    def forward(
+        self,
+        batch: ForwardBatch,
+        kv_cache: Tensor,  # [layers, 2, slots, kv_heads, head_dim], in the model's dtype
+        *,
+        hidden_layers: Sequence[int] = (),
+        layers: Sequence[int] | None = None,
+    ) -> ForwardOutput:
+        """One pass. `layers` runs only these (self-speculation); the stream passes the others unchanged."""
+        active = self._active_layers(layers, hidden_layers)
+        positions = batch.positions.long()
+        cos, sin = self._cos[positions], self._sin[positions]  # [rows, head_dim / 2]
+        plan = self._kernels.plan(batch)
+        hidden = self.embedding[batch.token_ids.long()]  # [rows, hidden]
+        kept: dict[int, Tensor] = {}
+        for i, layer in enumerate(self.layers):
+            if i in hidden_layers:
+                kept[i] = hidden
+            if i not in active:
+                continue
+            normed = self._norm(hidden, layer.input_norm)
+            query, key, value = self._project(layer, normed, cos, sin)
+            reference.write_kv(key, value, kv_cache[i], batch.slot_mapping)
+            scale = self.config.head_dim**-0.5
+            mixed = self._kernels.attention(query, kv_cache[i], plan, self.config.window(i), scale)
+            hidden = hidden + self._linear(mixed.flatten(1), layer.output)
+            hidden = hidden + self._mlp(layer, self._norm(hidden, layer.mlp_norm))
+        return self._output(batch, hidden, hidden_layers, kept)
+
+    def _project(self, layer: Layer, normed: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        config = self.config
+        qkv = self._linear(normed, layer.qkv).view(normed.shape[0], -1, config.head_dim)  # [rows, all heads, dim]
+        query, key, value = torch.split(qkv, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            query, key = self._norm(query, layer.q_norm), self._norm(key, layer.k_norm)
+        return reference.rope(query, cos, sin), reference.rope(key, cos, sin), value
+
+    def _mlp(self, layer: Layer, normed: Tensor) -> Tensor:
+        return self._linear(self._kernels.silu_mul(self._linear(normed, layer.gate_up)), layer.down)
+
+    def _output(
+        self, batch: ForwardBatch, hidden: Tensor, hidden_layers: Sequence[int], kept: dict[int, Tensor]
+    ) -> ForwardOutput:
+        num_layers = self.config.num_layers
+        wanted = batch.logits_rows.long()
+        if num_layers + 1 in hidden_layers:
+            normed = self._norm(hidden, self.final_norm)  # every row, because the caller wants them all
+            kept[num_layers + 1] = normed
+            last = normed[wanted]
+        else:
+            last = self._norm(hidden[wanted], self.final_norm) if len(wanted) else hidden[wanted]
+        kept[num_layers] = hidden
+        vocab = self.config.vocab_size
+        logits = self._linear(last, self.head).float() if len(wanted) else hidden.new_empty(0, vocab).float()
+        features = torch.stack([kept[i] for i in hidden_layers], dim=1) if hidden_layers else None
+        return ForwardOutput(logits, features)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        return self._kernels.rms_norm(x, weight, self.config.rms_norm_eps)
+
+    def _linear(self, x: Tensor, linear: Linear) -> Tensor:
+        return self._kernels.linear(x, linear.weight, linear.bias)
+
+    def _active_layers(self, layers: Sequence[int] | None, hidden_layers: Sequence[int]) -> frozenset[int]:
+        num_layers = self.config.num_layers
+        bad = [i for i in layers or () if not 0 <= i < num_layers]
+        if bad:
+            raise InvalidOptionError(f"layers {bad} do not exist; this model has layers 0 to {num_layers - 1}")
+        bad = [i for i in hidden_layers if not 0 <= i <= num_layers + 1]
+        if bad:
+            raise InvalidOptionError(
+                f"hidden_layers {bad} do not exist: 0 to {num_layers - 1} enter a layer, {num_layers} leaves the last, "
+                f"{num_layers + 1} is after the final norm"
+            )
+        return frozenset(range(num_layers) if layers is None else layers)
+
+    def _layer(self, index: int) -> Layer:
+        prefix = layer_prefix(index)
+        config = self.config
+        return Layer(
+            input_norm=self._tensor(prefix + "input_layernorm.weight"),
+            qkv=self._fused(prefix, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+            q_norm=self._tensor(prefix + "self_attn.q_norm.weight") if config.qk_norm else None,
+            k_norm=self._tensor(prefix + "self_attn.k_norm.weight") if config.qk_norm else None,
+            output=self._fused(prefix, "self_attn.o_proj"),
+            mlp_norm=self._tensor(prefix + "post_attention_layernorm.weight"),
+            gate_up=self._fused(prefix, "mlp.gate_proj", "mlp.up_proj"),
+            down=self._fused(prefix, "mlp.down_proj"),
+        )
+
+    def _fused(self, prefix: str, *names: str) -> Linear:
+        """The named linears, stacked: one product instead of several."""
+        weight = torch.cat([self._tensor(f"{prefix}{name}.weight") for name in names])
+        has_bias = f"{prefix}{names[0]}.bias" in self._weights
+        return Linear(weight, torch.cat([self._tensor(f"{prefix}{n}.bias") for n in names]) if has_bias else None)
+
+    def _tensor(self, name: str) -> Tensor:
+        stored = self._weights[name]
+        wide = dequantize(stored) if isinstance(stored, QuantizedTensor) else stored
+        return wide.to(device=self.device, dtype=self.dtype)

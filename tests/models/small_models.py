@@ -1,0 +1,109 @@
+"""Small random models of every family, as transformers makes them, and our decoder over the same weights."""
+
+from typing import Any
+
+import torch
+
+from paceline.core.forward import ForwardBatch
+from paceline.core.model_config import ModelConfig
+from paceline.models.config import config_from_dict
+from paceline.models.decoder import Decoder
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 101,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10000.0}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 500.0,
+}
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    # name -> (architecture, what differs from SMALL)
+    "llama": ("LlamaForCausalLM", {}),
+    "llama-tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
+    "llama-no-gqa": ("LlamaForCausalLM", {"num_key_value_heads": 6}),
+    "llama-biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    "llama-linear": (
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}},
+    ),
+    "llama-llama3": ("LlamaForCausalLM", {"rope_parameters": LLAMA3}),
+    "llama-yarn": ("LlamaForCausalLM", {"rope_parameters": YARN}),
+    "llama-yarn-mscale": (
+        "LlamaForCausalLM",
+        {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.3, "truncate": False}},
+    ),
+    "mistral": ("MistralForCausalLM", {"sliding_window": None}),
+    "mistral-window": ("MistralForCausalLM", {"sliding_window": 7}),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen2-window": (
+        "Qwen2ForCausalLM",
+        {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "qwen2-yarn": ("Qwen2ForCausalLM", {"rope_parameters": YARN | {"attention_factor": 1.3}}),
+    "qwen3": ("Qwen3ForCausalLM", {"tie_word_embeddings": True}),
+    "qwen3-bias": ("Qwen3ForCausalLM", {"attention_bias": True}),
+}
+
+
+def hf_config_dict(variant: str) -> dict[str, Any]:
+    architecture, changes = VARIANTS[variant]
+    config = SMALL | {"architectures": [architecture]} | changes
+    if architecture == "Qwen2ForCausalLM":
+        del config["head_dim"]  # Qwen2 has no such key
+        config |= {"hidden_size": 96}
+    return config
+
+
+def hf_model(variant: str) -> Any:
+    """The variant in transformers, with every weight random (norms and biases too)."""
+    import transformers
+
+    config = hf_config_dict(variant)
+    architecture = config["architectures"][0]
+    model_class = getattr(transformers, architecture)
+    hf = model_class(model_class.config_class(**config)).float().eval()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in hf.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1.0 + 0.2 * noise if "norm" in name else 0.15 * noise)
+    return hf
+
+
+def small_decoder(hf: Any, *, batch_invariant: bool = False) -> Decoder:
+    config = config_from_dict(hf.config.to_dict() | {"architectures": [type(hf).__name__]})
+    weights = {name: tensor.detach() for name, tensor in hf.state_dict().items()}
+    return Decoder(config, weights, dtype=torch.float32, device="cpu", batch_invariant=batch_invariant)
+
+
+def kv_cache(decoder: Decoder, num_slots: int) -> torch.Tensor:
+    config = decoder.config
+    return torch.zeros(config.num_layers, 2, num_slots, config.num_kv_heads, config.head_dim, dtype=decoder.dtype)
+
+
+def run(decoder: Decoder, batch: ForwardBatch, num_slots: int) -> torch.Tensor:
+    """Logits of a single pass over an empty cache."""
+    return decoder.forward(batch, kv_cache(decoder, num_slots)).logits
+
+
+def tokens(config: ModelConfig, count: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, config.vocab_size, (count,), generator=generator).tolist()
