@@ -11,9 +11,14 @@ A committed row at position p has context_lens = p + 1 (itself included) and par
 context_lens = number of committed tokens, parents = row of its parent node, or -1 under the last committed token.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from paceline.core.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +48,21 @@ class ForwardOutput:
 
     Layer id i in 0..N-1 is the residual stream entering layer i, N the one leaving the last layer, and
     N+1 is after the final norm."""
+
+
+class Decoder(Protocol):
+    """A model that runs passes over a paged KV cache."""
+
+    config: ModelConfig
+    dtype: torch.dtype  # of the KV cache
+    device: torch.device
+    batch_invariant: bool  # the bits of a row's logits do not depend on what else is in the pass
+
+    def forward(
+        self,
+        batch: ForwardBatch,
+        kv_cache: Tensor,  # [layers, 2 (keys, values), slots, kv heads, head dim]
+        *,
+        hidden_layers: Sequence[int] = (),
+        layers: Sequence[int] | None = None,  # run only these (self-speculation); None: all
+    ) -> ForwardOutput: ...

@@ -41,9 +41,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     logprobs: int | None = None  # that many top tokens beside the chosen one, for each output token
     prompt_logprobs: int | None = None
-    speculative: Mapping[str, Any] | None = (
-        None  # this request's own choice: {"off": True}, {"method": ...}, ...
-    )
+    speculative: Mapping[str, Any] | None = None  # this request's own choice: {"off": True}, {"method": ...}, ...
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -61,14 +59,10 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidOptionError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
-            raise InvalidOptionError(
-                "allowed_token_ids is empty: nothing could be sampled; leave it out to allow all"
-            )
+            raise InvalidOptionError("allowed_token_ids is empty: nothing could be sampled; leave it out to allow all")
         for token, bias in self.logit_bias.items():
             if not -100 <= bias <= 100:
-                raise InvalidOptionError(
-                    f"logit_bias must be within -100..100, got {bias!r} for token {token}"
-                )
+                raise InvalidOptionError(f"logit_bias must be within -100..100, got {bias!r} for token {token}")
 
     @property
     def greedy(self) -> bool:

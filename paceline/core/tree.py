@@ -22,6 +22,7 @@ class DraftTree:
     parents: list[int] = field(default_factory=list)  # parents[i] < i; -1 hangs on the last committed token
     draft_probs: Tensor | None = None  # [nodes, vocab]: the distribution each token was really drawn from
     members: list[str] | None = None  # who drafted each node, where several drafters share the tree
+    confidence: list[float] | None = None  # the drafter's own guess, 0..1, that a node holds if its parent does
 
     @staticmethod
     def chain(token_ids: Sequence[int]) -> "DraftTree":
@@ -81,6 +82,7 @@ class DraftTree:
             [new_index[self.parents[i]] for i in keep],
             None if self.draft_probs is None else self.draft_probs[list(keep)],
             None if self.members is None else [self.members[i] for i in keep],
+            None if self.confidence is None else [self.confidence[i] for i in keep],
         )
 
     def first(self, num_nodes: int) -> "DraftTree":
@@ -101,9 +103,7 @@ class DraftTree:
             if not -1 <= parent < i:
                 raise InvalidOptionError(f"node {i} has parent {parent}; a parent is -1 or an earlier node")
             if not 0 <= token < vocab_size:
-                raise InvalidOptionError(
-                    f"node {i} has token {token}, outside the vocabulary of {vocab_size}"
-                )
+                raise InvalidOptionError(f"node {i} has token {token}, outside the vocabulary of {vocab_size}")
 
 
 EMPTY_TREE = DraftTree()

@@ -1,0 +1,95 @@
+"""From a model's name to a running engine: load, size the KV pool, wire the parts together."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from paceline.engine.config import EngineConfig, ResolvedConfig, resolve_config
+from paceline.engine.core import EngineCore
+from paceline.engine.processor import Processor
+from paceline.engine.scheduler import SchedulerConfig
+from paceline.kv.storage import allocate_kv
+from paceline.models.loader import LoadedModel, load_model
+from paceline.spec.config import SpeculativeConfig
+from paceline.spec.services import Services
+from paceline.spec.speculator import Speculator
+from paceline.verify import make_verifier
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Everything `LLM` and `AsyncLLM` hold."""
+
+    core: EngineCore
+    processor: Processor
+    model: LoadedModel
+    config: ResolvedConfig
+
+
+def build_engine(
+    model: str | LoadedModel,
+    speculative_config: Mapping[str, Any] | SpeculativeConfig | None,
+    engine_config: EngineConfig,
+    *,
+    seed: int | None = None,
+    **model_options: Any,  # of models.loader.load_model
+) -> Engine:
+    speculative = SpeculativeConfig.parse(speculative_config)  # before the model: a typo should not cost a load
+    loaded = load_model(model, **model_options) if isinstance(model, str) else model
+    decoder = loaded.decoder
+    config = resolve_config(
+        engine_config, decoder.config, decoder.dtype, decoder.device, available_memory_bytes(decoder.device)
+    )
+    num_slots = config.num_kv_blocks * config.block_size
+    kv_cache = allocate_kv(decoder.config, num_slots, decoder.dtype, decoder.device)
+    speculator = Speculator(
+        speculative,
+        Services(
+            vocab_size=decoder.config.vocab_size,
+            max_model_len=config.max_model_len,
+            block_size=config.block_size,
+            num_slots=num_slots,
+            device=decoder.device,
+            decoder=decoder,
+            kv_cache=kv_cache,
+            tokenizer=loaded.tokenizer,
+        ),
+    )
+    core = EngineCore(
+        model=decoder,
+        text_decoder=loaded.tokenizer,
+        kv_cache=kv_cache,
+        block_size=config.block_size,
+        scheduler_config=SchedulerConfig(
+            config.max_num_seqs, config.max_num_batched_tokens, speculator.num_lookahead_tokens
+        ),
+        speculator=speculator,
+        verifier=make_verifier(speculative),
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+    processor = Processor(
+        loaded.tokenizer,
+        decoder.config.vocab_size,
+        loaded.tokenizer.eos_token_ids,
+        config.max_model_len,
+        speculator.check_request,
+        seed,
+    )
+    return Engine(core, processor, loaded, config)
+
+
+def available_memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # not Linux
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

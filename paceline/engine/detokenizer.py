@@ -1,0 +1,85 @@
+"""Tokens to text, one at a time, and stop strings found on the way.
+
+Byte-level tokens may end in the middle of a character, so text is released only up to where it can no longer change.
+Appending token by token, however many a step emitted, makes the text independent of how the tokens were grouped.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class TextDecoder(Protocol):
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+
+class Detokenizer:
+    """The text of one request's output."""
+
+    def __init__(
+        self,
+        decoder: TextDecoder,
+        prompt_token_ids: Sequence[int],
+        stop: Sequence[str] = (),
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+    ) -> None:
+        self.text = ""
+        self._decoder = decoder
+        self._stop = tuple(stop)
+        self._include_stop = include_stop
+        self._skip_special_tokens = skip_special_tokens
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
+        # [_prefix, _read) is text already released, kept as context: a tokenizer may drop a leading space.
+        self._token_ids = list(prompt_token_ids[-_CONTEXT:])
+        self._prefix = 0
+        self._read = len(self._token_ids)
+
+    def append(self, token_id: int) -> str | None:
+        """Take in one token; return the stop string that it completed, if any (the text then ends there)."""
+        self._token_ids.append(token_id)
+        self._num_tokens += 1
+        before = self._decode(self._prefix, self._read)
+        after = self._decode(self._prefix, len(self._token_ids))
+        if len(after) <= len(before) or after.endswith("�"):
+            return None
+        released = len(self.text)
+        self.text += after[len(before) :]
+        self._prefix, self._read = self._read, len(self._token_ids)
+        return self._find_stop(released) if self._num_tokens > self._min_tokens else None
+
+    def finish(self) -> None:
+        """Release what was held back: an unfinished character shows as the replacement sign."""
+        before = self._decode(self._prefix, self._read)
+        self.text += self._decode(self._prefix, len(self._token_ids))[len(before) :]
+        self._prefix = self._read = len(self._token_ids)
+
+    def stable_length(self) -> int:
+        """Characters that no stop string can still take back: safe to stream."""
+        hold = 0
+        for stop in self._stop:
+            for length in range(min(len(stop) - 1, len(self.text)), hold, -1):
+                if self.text.endswith(stop[:length]):
+                    hold = length
+                    break
+        return len(self.text) - hold
+
+    def _decode(self, start: int, end: int) -> str:
+        return self._decoder.decode(self._token_ids[start:end], skip_special_tokens=self._skip_special_tokens)
+
+    def _find_stop(self, released: int) -> str | None:
+        """The stop string that ends first in the text; only text around the newest part can hold a new one."""
+        found: tuple[int, str] | None = None
+        for stop in self._stop:
+            at = self.text.find(stop, max(0, released - len(stop) + 1))
+            if at >= 0 and (found is None or at < found[0]):
+                found = (at, stop)
+        if found is None:
+            return None
+        at, stop = found
+        self.text = self.text[: at + len(stop) if self._include_stop else at]
+        return stop
+
+
+_CONTEXT = 6  # prompt tokens kept so that the first output token is decoded as a continuation

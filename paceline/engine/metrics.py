@@ -1,0 +1,84 @@
+"""What is counted while a request runs, and where a step's time goes."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from paceline.core.outputs import RequestMetrics
+from paceline.core.request import Request
+
+
+@dataclass(slots=True)
+class RequestTracker:
+    """Counts of one request, from arrival to the last token."""
+
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    num_steps: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+
+    def record_step(self, num_draft_tokens: int, num_accepted: int) -> None:
+        now = time.perf_counter()
+        self.first_token_s = self.first_token_s or now
+        self.last_token_s = now
+        self.num_steps += 1
+        if num_draft_tokens:
+            self.num_drafts += 1
+            self.num_draft_tokens += num_draft_tokens
+            self.num_accepted_tokens += num_accepted
+            grow_by = num_accepted - len(self.accepted_per_position)
+            self.accepted_per_position.extend([0] * grow_by)
+            for depth in range(num_accepted):
+                self.accepted_per_position[depth] += 1
+
+    def metrics(self, request: Request, lossy: bool) -> RequestMetrics:
+        def since_arrival(moment: float | None) -> float | None:
+            return None if moment is None else moment - request.arrival_s
+
+        tpot_s = None
+        if self.first_token_s is not None and self.last_token_s is not None and request.num_output_tokens > 1:
+            tpot_s = (self.last_token_s - self.first_token_s) / (request.num_output_tokens - 1)
+        return RequestMetrics(
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=request.num_cached_tokens,
+            num_output_tokens=request.num_output_tokens,
+            num_steps=self.num_steps,
+            num_drafts=self.num_drafts,
+            num_draft_tokens=self.num_draft_tokens,
+            num_accepted_tokens=self.num_accepted_tokens,
+            accepted_per_position=list(self.accepted_per_position),
+            queue_s=since_arrival(self.first_scheduled_s),
+            ttft_s=since_arrival(self.first_token_s),
+            tpot_s=tpot_s,
+            e2e_s=since_arrival(self.last_token_s),
+            lossy=lossy,
+        )
+
+
+@dataclass(slots=True)
+class StepClock:
+    """Seconds spent in each part of `EngineCore.step`, added up over all steps."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    num_steps: int = 0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+
+    @staticmethod
+    def now() -> float:
+        return time.perf_counter()
+
+    def reset(self) -> None:
+        self.seconds.clear()
+        self.num_steps = 0

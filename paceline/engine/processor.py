@@ -1,0 +1,181 @@
+"""Between callers and the engine core: prompts become requests, request states become outputs.
+
+Everything that can be wrong with a prompt or its options is found here, before the engine has seen the request.
+"""
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from paceline.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
+from paceline.engine.core import RequestState
+from paceline.engine.detokenizer import TextDecoder
+from paceline.errors import InvalidRequestError
+from paceline.ops.sampling import check_sampling
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+class TokenizerLike(TextDecoder, Protocol):
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+
+@dataclass(slots=True)
+class Job:
+    """One call's worth of requests: `n` samples of one prompt."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    requests: list[Request]
+    states: list[RequestState] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        return all(state.request.finished for state in self.states)
+
+    def output(self) -> RequestOutput:
+        errors = [state.request.error for state in self.states if state.request.error is not None]
+        metrics = [state.metrics for state in self.states if state.metrics is not None]
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[_completion(i, state) for i, state in enumerate(self.states)],
+            finished=self.finished,
+            metrics=_combine(metrics) if len(metrics) == len(self.states) else None,
+            prompt_logprobs=self.states[0].request.prompt_logprobs,
+            error=errors[0] if errors else None,
+        )
+
+
+class Processor:
+    def __init__(
+        self,
+        tokenizer: TokenizerLike,
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        max_model_len: int,
+        check_speculative: Callable[[SamplingParams], None],
+        seed: int | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.vocab_size = vocab_size
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.max_model_len = max_model_len
+        self._check_speculative = check_speculative
+        self._seed = seed
+        self._num_unseeded = 0
+
+    def job(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Job:
+        text, token_ids = self._tokenize(prompt)
+        self._check(token_ids, params)
+        seed = params.seed if params.seed is not None else self._next_seed()
+        requests = [
+            Request(
+                request_id=request_id if params.n == 1 else f"{request_id}-{i}",
+                prompt_token_ids=token_ids,
+                sampling_params=params,
+                max_tokens=min(params.max_tokens or self.max_model_len, self.max_model_len - len(token_ids)),
+                seed=(seed + i * _SAMPLE_STRIDE) % 2**64,
+                eos_token_ids=self.eos_token_ids,
+                bad_words_token_ids=self._bad_words(params.bad_words),
+                logprobs=None if params.logprobs is None else [],
+                prompt_logprobs=None if params.prompt_logprobs is None else [None],
+            )
+            for i in range(params.n)
+        ]
+        return Job(request_id, text, token_ids, requests)
+
+    def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        if isinstance(prompt, Mapping):
+            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+            if unknown or len(prompt) != 1:
+                raise InvalidRequestError(
+                    f'a prompt mapping has one key, "prompt" or "prompt_token_ids"; got {sorted(map(str, prompt))}'
+                )
+            return self._tokenize(next(iter(prompt.values())))
+        token_ids = list(prompt)
+        if not all(isinstance(token, int) and 0 <= token < self.vocab_size for token in token_ids):
+            raise InvalidRequestError(f"prompt token ids must be whole numbers from 0 to {self.vocab_size - 1}")
+        return None, token_ids
+
+    def _check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
+        if not token_ids:
+            raise InvalidRequestError("the prompt is empty: give at least one token")
+        if len(token_ids) >= self.max_model_len:
+            raise InvalidRequestError(
+                f"the prompt has {len(token_ids)} tokens and leaves no room to answer: the context is "
+                f"{self.max_model_len} tokens; shorten the prompt or raise max_model_len"
+            )
+        check_sampling(params, self.vocab_size)
+        self._check_speculative(params)
+
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as it stands at the start of a text and after a space, the two ways it can turn up."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            bare = word.lstrip(" ")
+            for spelling in (bare, " " + bare):
+                token_ids = tuple(self.tokenizer.encode(spelling, add_special_tokens=False))
+                if token_ids:
+                    found[token_ids] = None
+        return tuple(found)
+
+    def _next_seed(self) -> int:
+        if self._seed is None:
+            return secrets.randbits(64)
+        self._num_unseeded += 1
+        return (self._seed + self._num_unseeded * _REQUEST_STRIDE) % 2**64
+
+
+# Odd constants, so that seeds of different samples and requests do not meet in practice.
+_SAMPLE_STRIDE = 0x9E3779B97F4A7C15
+_REQUEST_STRIDE = 0xC2B2AE3D27D4EB4F
+
+
+def _completion(index: int, state: RequestState) -> CompletionOutput:
+    request, detokenizer = state.request, state.detokenizer
+    text = detokenizer.text if request.finished else detokenizer.text[: detokenizer.stable_length()]
+    return CompletionOutput(
+        index=index,
+        text=text,
+        token_ids=request.output_token_ids,
+        finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+        logprobs=None if request.logprobs is None else list(request.logprobs),
+    )
+
+
+def _combine(metrics: Sequence[RequestMetrics]) -> RequestMetrics:
+    """Of several samples: counts add up, the prompt counts once, the first token is the earliest one."""
+    if len(metrics) == 1:
+        return metrics[0]
+    positions = max(len(m.accepted_per_position) for m in metrics)
+
+    def mean(values: list[float]) -> float | None:
+        return sum(values) / len(values) if values else None
+
+    return RequestMetrics(
+        num_prompt_tokens=metrics[0].num_prompt_tokens,
+        num_cached_tokens=metrics[0].num_cached_tokens,
+        num_output_tokens=sum(m.num_output_tokens for m in metrics),
+        num_steps=sum(m.num_steps for m in metrics),
+        num_drafts=sum(m.num_drafts for m in metrics),
+        num_draft_tokens=sum(m.num_draft_tokens for m in metrics),
+        num_accepted_tokens=sum(m.num_accepted_tokens for m in metrics),
+        accepted_per_position=[
+            sum(m.accepted_per_position[i] for m in metrics if i < len(m.accepted_per_position))
+            for i in range(positions)
+        ],
+        queue_s=min((m.queue_s for m in metrics if m.queue_s is not None), default=None),
+        ttft_s=min((m.ttft_s for m in metrics if m.ttft_s is not None), default=None),
+        tpot_s=mean([m.tpot_s for m in metrics if m.tpot_s is not None]),
+        e2e_s=max((m.e2e_s for m in metrics if m.e2e_s is not None), default=None),
+        lossy=any(m.lossy for m in metrics),
+    )

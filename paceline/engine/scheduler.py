@@ -1,0 +1,163 @@
+"""Who runs in the next pass, and with how many tokens.
+
+There is no prefill phase and no decode phase: every request wants its `num_computed_tokens` to catch up with
+`num_tokens_with_spec`. A prompt chunk, a decode step and a tree verification are all "some tokens to compute", taken
+first come, first served from one token budget. When blocks run out, the newest request is preempted: its blocks are
+given back and it is computed again later (its prefix may still be cached by then).
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from paceline.core.request import Request, RequestStatus
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.kv.manager import KVCacheManager
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_lookahead_tokens: int  # slots kept past the last token: draft nodes and drafters' own KV go there
+
+
+@dataclass(slots=True)
+class ScheduledRequest:
+    """Rows of one request: tokens [start, start + num_committed), then the draft's nodes."""
+
+    request: Request
+    start: int
+    num_committed: int
+    draft: DraftTree = EMPTY_TREE
+
+    @property
+    def reaches_end(self) -> bool:
+        """The last token is among the rows, so that the pass says what comes next."""
+        return self.start + self.num_committed == self.request.num_tokens
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_committed + len(self.draft)
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    scheduled: list[ScheduledRequest] = field(default_factory=list)
+    preempted: list[Request] = field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(entry.num_rows for entry in self.scheduled)
+
+
+class Scheduler:
+    def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
+        self.config = config
+        self.kv = kv
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []  # in order of arrival
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def add(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    def schedule(self) -> SchedulerOutput:
+        output = SchedulerOutput()
+        budget = self._schedule_running(output, self.config.max_num_batched_tokens)
+        if not output.preempted:  # whoever was just preempted must not be overtaken into the room it made
+            self._schedule_waiting(output, budget)
+        return output
+
+    def finish(self, request: Request) -> None:
+        """Take a request out, wherever it is, and give its blocks back."""
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        request.status = RequestStatus.FINISHED
+        request.draft = EMPTY_TREE
+        self.kv.release(request)
+
+    def update(self, entry: ScheduledRequest, num_accepted: int) -> None:
+        """After the pass: `num_accepted` nodes of the draft are now tokens with KV; the other slots go back."""
+        request = entry.request
+        request.num_computed_tokens = entry.start + entry.num_committed + num_accepted
+        request.draft = EMPTY_TREE
+        self.kv.register_prefix(request)
+        self.kv.trim(request, request.num_tokens + self.config.num_lookahead_tokens)
+
+    def _schedule_running(self, output: SchedulerOutput, budget: int) -> int:
+        index = 0
+        while index < len(self.running) and budget > 0:
+            request = self.running[index]
+            owed = len(self.running) - index - 1  # one row for each request behind this one, before any draft
+            entry = self._entry(request, budget, owed)
+            while not self._reserve(entry):
+                victim = self.running[-1]
+                self._preempt(victim, output)
+                if victim is request:
+                    return budget
+            output.scheduled.append(entry)
+            budget -= entry.num_rows
+            index += 1
+        return budget
+
+    def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
+        while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
+            request = self.waiting[0]
+            request.num_computed_tokens = self.kv.reuse_prefix(request)
+            entry = self._entry(request, budget, owed=0)
+            if not self._reserve(entry):
+                self.kv.release(request)
+                request.num_computed_tokens = 0
+                return
+            self.waiting.popleft()
+            if request.num_preemptions == 0:
+                request.num_cached_tokens = request.num_computed_tokens
+            request.status = RequestStatus.RUNNING
+            self.running.append(request)
+            output.scheduled.append(entry)
+            budget -= entry.num_rows
+
+    def _entry(self, request: Request, budget: int, owed: int) -> ScheduledRequest:
+        start = request.num_computed_tokens
+        num_committed = min(request.num_tokens - start, budget)
+        entry = ScheduledRequest(request, start, num_committed)
+        if entry.reaches_end and request.draft:
+            room = max(0, budget - owed - num_committed)
+            entry.draft = request.draft.up_to_depth(request.max_draft_depth).first(room)
+        return entry
+
+    def _reserve(self, entry: ScheduledRequest) -> bool:
+        """Slots for the rows and for the next draft; where blocks are short, first the next draft, then this one goes."""
+        request = entry.request
+        needed = entry.start + entry.num_committed
+        with_draft = request.num_tokens + len(entry.draft)
+        # the accepted path and one more token, then the next draft's slots behind them
+        with_lookahead = with_draft + 1 + self.config.num_lookahead_tokens
+        if entry.reaches_end and self.config.num_lookahead_tokens and self.kv.reserve(request, with_lookahead):
+            return True
+        if entry.draft and self.kv.reserve(request, with_draft):
+            return True
+        entry.draft = EMPTY_TREE
+        return self.kv.reserve(request, needed)
+
+    def _preempt(self, request: Request, output: SchedulerOutput) -> None:
+        self.running.remove(request)
+        self.kv.release(request)
+        request.status = RequestStatus.WAITING
+        request.num_computed_tokens = 0
+        request.draft = EMPTY_TREE
+        request.num_preemptions += 1
+        self.waiting.appendleft(request)
+        output.preempted.append(request)
+
+    def check_integrity(self) -> None:
+        """Assert that no block is lost, shared by mistake or freed twice, and that every request stands in one place."""
+        assert all(request.status is RequestStatus.RUNNING for request in self.running)
+        assert all(request.status is RequestStatus.WAITING and not request.block_ids for request in self.waiting)
+        assert len({id(request) for request in [*self.running, *self.waiting]}) == len(self.running) + len(self.waiting)
+        self.kv.check_integrity(self.running)
