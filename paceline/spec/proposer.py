@@ -22,9 +22,7 @@ class Needs:
     """What a proposer wants the engine to keep for it."""
 
     logits: bool = False  # StepContext rows carry the target's logits
-    hidden_layers: tuple[
-        int, ...
-    ] = ()  # StepContext rows carry these hidden states (ids as in core/forward.py)
+    hidden_layers: tuple[int, ...] = ()  # StepContext rows carry these hidden states (ids as in core/forward.py)
     lookahead_slots: int = 0  # KV slots past the last token that it writes while drafting
     draft_probs: bool = False  # it can say what distribution its tokens were drawn from
 

@@ -1,0 +1,132 @@
+"""What the engine holds of speculation: it asks for drafts and reports what became of them.
+
+`Speculator` owns the proposers, gives each request to the one it chose, sets the budgets, and keeps the statistics.
+
+    speculator.observe(step)           after a target pass: who was accepted, who is gone
+    speculator.propose(step)           the next trees, one per request of `step.requests`
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.spec.choice import PLAIN, Choice, choose
+from paceline.spec.config import SpeculativeConfig
+from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
+from paceline.spec.proposers import build_proposer
+from paceline.spec.services import Services
+from paceline.spec.statistics import MethodStats
+
+
+class Speculator:
+    def __init__(self, config: SpeculativeConfig | Mapping[str, Any] | None, services: Services) -> None:
+        self.config = SpeculativeConfig.parse(config)
+        self._services = services
+        self._proposers: dict[str, Proposer] = {}
+        self._stats: dict[str, MethodStats] = defaultdict(MethodStats)
+        self._choices: dict[str, Choice] = {}  # request id -> how it is drafted for
+        if self.config is not None and self.config.method != "none":
+            self._proposer(self.config.method)
+
+    @property
+    def needs(self) -> Needs:
+        """What all proposers in use need together; grows when a request brings a new method."""
+        needs = [proposer.needs for proposer in self._proposers.values()]
+        return Needs(
+            logits=any(n.logits for n in needs),
+            hidden_layers=tuple(sorted({layer for n in needs for layer in n.hidden_layers})),
+            lookahead_slots=max((n.lookahead_slots for n in needs), default=0),
+            draft_probs=any(n.draft_probs for n in needs),
+        )
+
+    @property
+    def num_lookahead_tokens(self) -> int:
+        """KV slots past the last token that drafting itself writes to."""
+        return self.needs.lookahead_slots
+
+    @property
+    def max_nodes(self) -> int:
+        """The largest tree of a request that does not choose for itself."""
+        return 0 if self.config is None else self.config.node_budget
+
+    def check_request(self, params: SamplingParams) -> None:
+        """Refuse a request whose own choice cannot be honoured, before it is queued."""
+        chosen = choose(self.config, params.speculative)
+        if chosen is not PLAIN:
+            proposer = self._proposer(chosen.method)
+            check = getattr(proposer, "check_params", None)
+            if check is not None:
+                check(params)
+
+    def observe(self, step: StepContext) -> None:
+        for verified in step.passes:
+            if verified.logits_row >= 0:
+                self._stats[self._choice(verified.request).method].record(verified)
+        for name, proposer in self._proposers.items():
+            begin_s = time.perf_counter()
+            proposer.observe(step)
+            self._stats[name].draft_s += time.perf_counter() - begin_s
+        for request in step.gone:
+            self._choices.pop(request.request_id, None)
+
+    def propose(self, step: StepContext) -> list[DraftTree]:
+        trees = [EMPTY_TREE] * len(step.requests)
+        for method, indices in self._by_method(step.requests).items():
+            requests = [step.requests[i] for i in indices]
+            budgets = [self._budget(request) for request in requests]
+            part = StepContext(requests, step.passes, step.gone, step.logits, step.hidden)
+            stats = self._stats[method]
+            begin_s = time.perf_counter()
+            drafts = self._proposer(method).propose(part, budgets)
+            stats.draft_s += time.perf_counter() - begin_s
+            stats.num_proposals += len(requests)
+            for i, tree, budget in zip(indices, drafts, budgets, strict=True):
+                if __debug__:
+                    check_tree(tree, budget, self._services.vocab_size, method)
+                trees[i] = tree
+        return trees
+
+    def stats(self) -> dict[str, Any]:
+        """Method -> its figures, ready for JSON."""
+        return {name: stats.to_dict() for name, stats in self._stats.items()}
+
+    def _proposer(self, method: str) -> Proposer:
+        if method not in self._proposers:
+            config = self.config
+            if config is None or config.method != method:
+                config = SpeculativeConfig.parse({"method": method})
+            assert config is not None
+            self._proposers[method] = build_proposer(method, self._services, config.options)
+        return self._proposers[method]
+
+    def _choice(self, request: Request) -> Choice:
+        chosen = self._choices.get(request.request_id)
+        if chosen is None:
+            chosen = choose(self.config, request.sampling_params.speculative)
+            self._choices[request.request_id] = chosen
+        return chosen
+
+    def _by_method(self, requests: Sequence[Request]) -> dict[str, list[int]]:
+        """Indices of the requests that each method drafts for; a request with no room for a draft is left out."""
+        groups: dict[str, list[int]] = defaultdict(list)
+        for i, request in enumerate(requests):
+            budget = self._budget(request)
+            if min(budget.num_nodes, budget.max_depth) > 0:
+                groups[self._choice(request).method].append(i)
+        return groups
+
+    def _budget(self, request: Request) -> Budget:
+        chosen = self._choice(request)
+        return Budget(chosen.node_budget, min(chosen.num_speculative_tokens, request.max_draft_depth))
+
+
+def check_tree(tree: DraftTree, budget: Budget, vocab_size: int, method: str) -> None:
+    """Our own invariant: a proposer gives back a tree over the vocabulary, inside its budget."""
+    tree.check(vocab_size)
+    assert len(tree) <= budget.num_nodes, f"{method} drafted {len(tree)} nodes, budget {budget.num_nodes}"
+    depth = max(tree.depths(), default=0)
+    assert depth <= budget.max_depth, f"{method} drafted to depth {depth}, budget {budget.max_depth}"
