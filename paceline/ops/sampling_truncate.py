@@ -1,0 +1,114 @@
+"""Temperature, min_p, top_k and top_p: which tokens are left, and with what scores.
+
+Scores are (logits - max) / temperature, so the likeliest token scores 0 at any temperature and nothing overflows. Each
+option keeps the tokens above some score, in vLLM's order: min_p, then top_k among what is left, then top_p among that.
+
+- min_p keeps p >= min_p * max p.
+- top_k keeps the k best and whatever ties with the last of them.
+- top_p keeps a token while the likelier ones together have less than top_p; equal tokens count in id order.
+
+`shortlist` is the fast path for a row on the host: thresholds and sorts of small candidate sets instead of a sort of
+the vocabulary. `truncated_scores` is its plain twin, vectorised over rows, for any device.
+"""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from paceline.core.sampling_params import SamplingParams
+from paceline.errors import RequestFailedError
+
+FloatRow = npt.NDArray[np.float32]
+IdRow = npt.NDArray[np.int64]
+
+NOTHING_TO_SAMPLE = (
+    "nothing can be sampled: the largest logit is {}. Either the model gave NaN or infinite logits, or "
+    "allowed_token_ids, bad_words, logit_bias, min_tokens and the logits processors together left no token"
+)
+
+
+def shortlist(
+    logits: FloatRow,  # [vocab]
+    params: SamplingParams,
+    floor: float = -math.inf,
+) -> tuple[IdRow, FloatRow]:
+    """The ids that are left, ascending, and their scores. Scores below `floor` may be left out after truncation."""
+    best = logits[logits.argmax()]  # NaN wins argmax, so this one number shows every way a row can be unusable
+    if not math.isfinite(best):
+        raise RequestFailedError(NOTHING_TO_SAMPLE.format(best))
+    scores = logits - best
+    scores /= np.float32(params.temperature)
+    lowest = _log_min_p(params.min_p)
+    if 0 < params.top_k < len(scores):
+        lowest = max(lowest, _kth_largest(scores, params.top_k))
+    if params.top_p < 1.0:
+        return _nucleus(scores, params.top_p, lowest)
+    ids = np.flatnonzero(scores >= np.float32(max(lowest, floor)))
+    return ids, scores[ids]
+
+
+def _log_min_p(min_p: float) -> float:
+    return float(np.float32(math.log(min_p))) if min_p > 0 else -math.inf
+
+
+def _kth_largest(scores: FloatRow, k: int) -> float:
+    """Found among the scores above a threshold that is lowered until enough are left."""
+    threshold = -4.0
+    while np.count_nonzero(scores >= threshold) < k:
+        if threshold < -1e3:  # masked tokens, or a temperature near 0
+            return float(np.partition(scores, len(scores) - k)[len(scores) - k])
+        threshold *= 2
+    candidates = scores[np.flatnonzero(scores >= threshold)]
+    return float(np.partition(candidates, len(candidates) - k)[len(candidates) - k])
+
+
+def _nucleus(scores: FloatRow, top_p: float, lowest: float) -> tuple[IdRow, FloatRow]:
+    """top_p among the tokens with scores >= lowest.
+
+    The likeliest token weighs 1, so all tokens that weigh less than (1 - top_p) / vocab sum to less than the share that
+    top_p may leave out: they are outside without being looked at."""
+    reach = max(lowest, math.log((1.0 - top_p) / len(scores)) - 0.01)  # 0.01: far more than rounding
+    ids = np.flatnonzero(scores >= np.float32(reach))
+    kept = scores[ids]
+    descending = np.sort(kept)[::-1]
+    cumulative = np.cumsum(np.exp(descending, dtype=np.float64))
+    total = cumulative[-1] if reach == lowest else _total_weight(scores, lowest)
+    num_kept = min(int(np.searchsorted(cumulative, top_p * total, side="left")) + 1, len(descending))
+    last = descending[num_kept - 1]
+    above = kept > last
+    tied = np.flatnonzero(kept == last)[: num_kept - int(np.count_nonzero(above))]
+    above[tied] = True
+    return ids[above], kept[above]
+
+
+def _total_weight(scores: FloatRow, lowest: float) -> float:
+    weights = torch.from_numpy(scores).exp().numpy()
+    if lowest > -math.inf:
+        weights = weights[np.flatnonzero(scores >= np.float32(lowest))]
+    return float(weights.sum(dtype=np.float64))
+
+
+def truncated_scores(logits: Tensor, params: list[SamplingParams]) -> Tensor:  # [rows, vocab] -> [rows, vocab]
+    """Scores with -inf where a token is out. A row that cannot be sampled comes out as NaN."""
+    device = logits.device
+    scores = logits - logits.amax(-1, keepdim=True)  # inf - inf and NaN: the row stays NaN
+    scores /= torch.tensor([[p.temperature] for p in params], dtype=torch.float32, device=device)
+    min_p = torch.tensor([[_log_min_p(p.min_p)] for p in params], dtype=torch.float32, device=device)
+    scores = scores.masked_fill(scores < min_p, -torch.inf)
+    vocab = scores.shape[-1]
+    if any(0 < p.top_k < vocab for p in params):
+        k = torch.tensor([[p.top_k if 0 < p.top_k < vocab else vocab] for p in params], device=device)
+        kth = scores.sort(-1, descending=True).values.gather(-1, k - 1)
+        scores = scores.masked_fill(scores < kth, -torch.inf)
+    if any(p.top_p < 1.0 for p in params):
+        top_p = torch.tensor([[p.top_p] for p in params], dtype=torch.float64, device=device)
+        ordered, order = scores.sort(dim=-1, descending=True, stable=True)
+        weights = ordered.double().exp()
+        cumulative = weights.cumsum(-1)
+        before = torch.nn.functional.pad(cumulative[:, :-1], (1, 0))  # weight of the likelier tokens
+        outside = (before >= top_p * cumulative[:, -1:]) & (top_p < 1.0)
+        scores = scores.masked_fill(torch.zeros_like(outside).scatter(-1, order, outside), -torch.inf)
+    return scores

@@ -1,0 +1,110 @@
+"""How a rule goes down a tree: one level at a time, all requests together.
+
+A rule is a generator, a *walk*. It yields the nodes whose rows it has to look at (-1 is the root, the row of the last
+committed token), is sent one answer per node (a token, or the target's distribution there), and returns its path. The
+driver lets every request take its next step in one batch, so only rows on accepted paths are ever processed.
+
+    def plain(tree):                        # no draft: look at the root, emit what was drawn there
+        (token,) = yield (-1,)
+        return Path([], token)
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torch import Tensor
+
+from paceline.core.outputs import TokenLogprobs, VerifyResult
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.errors import RequestFailedError
+from paceline.ops.sampling_edits import NodeRow
+from paceline.ops.sampling_logprobs import token_logprobs
+
+ROOT = -1
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    accepted: list[int]  # nodes, top node first
+    last_token: int  # recovered or bonus token
+
+
+Walk = Generator[Sequence[int], Sequence[Answer], Path]
+
+
+def run_walks(
+    walks: Sequence[Walk[Answer]],
+    requests: Sequence[Request],
+    drafts: Sequence[DraftTree],
+    logits: Tensor,  # [sum(1 + nodes), vocab]
+    answer: Callable[[Sequence[NodeRow], Tensor], Sequence[Answer | RequestFailedError]],
+) -> list[VerifyResult]:
+    """Drive every walk to its end. A request whose rows cannot be sampled ends alone, with the error."""
+    root_rows = _root_rows(drafts)
+    results: list[VerifyResult | None] = [None] * len(walks)
+    wanted = {i: next(walk) for i, walk in enumerate(walks)}
+    while wanted:
+        rows = [
+            NodeRow(requests[i], _path_tokens(drafts[i], node), root_rows[i] + 1 + node)
+            for i, nodes in wanted.items()
+            for node in nodes
+        ]
+        answers = iter(answer(rows, logits))
+        for i, nodes in list(wanted.items()):
+            own = [next(answers) for _ in nodes]
+            outcome = _advance(walks[i], own)
+            if isinstance(outcome, Path | RequestFailedError):
+                results[i] = _result(outcome, requests[i], drafts[i], root_rows[i], logits)
+                del wanted[i]
+            else:
+                wanted[i] = outcome
+    return [result for result in results if result is not None]
+
+
+def _advance(
+    walk: Walk[Answer], answers: Sequence[Answer | RequestFailedError]
+) -> Sequence[int] | Path | RequestFailedError:
+    """Send the answers; what comes back is the nodes wanted next, or the end of the walk."""
+    usable: list[Answer] = []
+    for one in answers:
+        if isinstance(one, RequestFailedError):
+            walk.close()
+            return one
+        usable.append(one)
+    try:
+        return walk.send(usable)
+    except StopIteration as stop:
+        path: Path = stop.value
+        return path
+    except RequestFailedError as error:
+        return error
+
+
+def _root_rows(drafts: Sequence[DraftTree]) -> list[int]:
+    rows, start = [], 0
+    for draft in drafts:
+        rows.append(start)
+        start += 1 + len(draft)
+    return rows
+
+
+def _path_tokens(draft: DraftTree, node: int) -> tuple[int, ...]:
+    return tuple(draft.token_ids[i] for i in draft.ancestors(node))
+
+
+def _result(
+    outcome: Path | RequestFailedError, request: Request, draft: DraftTree, root_row: int, logits: Tensor
+) -> VerifyResult:
+    if isinstance(outcome, RequestFailedError):
+        return VerifyResult([], [], error=outcome)
+    token_ids = [draft.token_ids[node] for node in outcome.accepted] + [outcome.last_token]
+    logprobs: list[TokenLogprobs] | None = None
+    num_top = request.sampling_params.logprobs
+    if num_top is not None:
+        rows = [root_row + 1 + node for node in (ROOT, *outcome.accepted)]
+        logprobs = token_logprobs(logits[rows], token_ids, num_top)
+    return VerifyResult(token_ids, outcome.accepted, logprobs)
