@@ -150,7 +150,7 @@ class LLM:
 
 
 class _Stream:
-    """Where the engine's thread leaves a job's newest state for its reader. A slow reader skips states, never tokens."""
+    """Where the engine's thread leaves a job's newest state. A slow reader skips states, never tokens."""
 
     def __init__(self, job: Job) -> None:
         self.job = job

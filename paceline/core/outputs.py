@@ -57,6 +57,8 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     logprobs: list[TokenLogprobs] | None = None
+    token_sources: list[str] = field(default_factory=list)
+    """Who each token came from: a drafter's name (accepted draft), "recovered", "bonus", or "target" (no draft)."""
 
 
 @dataclass(slots=True)

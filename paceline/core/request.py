@@ -38,6 +38,7 @@ class Request:
     finish_reason: str | None = None  # stop, length, abort, error
     stop_reason: str | int | None = None  # which stop string or token id
     error: Exception | None = None
+    token_sources: list[str] = field(default_factory=list)  # one per output token, as in CompletionOutput
     logprobs: list[TokenLogprobs] | None = None  # one per output token, where asked for
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 

@@ -95,6 +95,14 @@ class DraftTree:
             return self
         return self.select([i for i, depth in enumerate(depths) if depth <= max_depth])
 
+    def sources(self, accepted: Sequence[int]) -> list[str]:
+        """Who the tokens of a verified pass came from: the accepted nodes' drafters, then the one more token's kind."""
+        if not self.token_ids:
+            return ["target"]
+        drafters = ["draft" if self.members is None else self.members[node] for node in accepted]
+        last = accepted[-1] if accepted else -1
+        return [*drafters, "recovered" if last in self.parents else "bonus"]
+
     def check(self, vocab_size: int) -> None:
         """Raise unless this is a tree over the vocabulary."""
         if len(self.token_ids) != len(self.parents):

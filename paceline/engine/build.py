@@ -63,11 +63,9 @@ def build_engine(
         text_decoder=loaded.tokenizer,
         kv_cache=kv_cache,
         block_size=config.block_size,
-        scheduler_config=SchedulerConfig(
-            config.max_num_seqs, config.max_num_batched_tokens, speculator.num_lookahead_tokens
-        ),
+        scheduler_config=SchedulerConfig(config.max_num_seqs, config.max_num_batched_tokens),
         speculator=speculator,
-        verifier=make_verifier(speculative),
+        verifier=make_verifier(speculative.rejection_sample_method if speculative else "sample_match"),
         enable_prefix_caching=config.enable_prefix_caching,
     )
     processor = Processor(

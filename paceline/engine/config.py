@@ -58,13 +58,15 @@ def resolve_config(
     max_model_len = config.max_model_len or min(model.max_position, capacity)
     if max_model_len > capacity or capacity < 2:
         raise InvalidOptionError(
-            f"the KV pool holds {capacity} tokens ({num_blocks} blocks of {config.block_size}), too few for one request "
-            f"of {max(2, max_model_len)}: raise kv_cache_memory_bytes ({block_bytes} bytes a block) or lower max_model_len"
+            f"the KV pool holds {capacity} tokens ({num_blocks} blocks of {config.block_size}), too few for one "
+            f"request of {max(2, max_model_len)}: raise kv_cache_memory_bytes ({block_bytes} bytes a block) or "
+            "lower max_model_len"
         )
     batched = config.max_num_batched_tokens or (512 if device.type == "cpu" else 4096)
     if batched < config.max_num_seqs:
         raise InvalidOptionError(
-            f"max_num_batched_tokens {batched} is below max_num_seqs {config.max_num_seqs}: every running request needs a row"
+            f"max_num_batched_tokens {batched} is below max_num_seqs {config.max_num_seqs}: "
+            "every running request needs a row"
         )
     return ResolvedConfig(
         max_model_len, config.max_num_seqs, batched, config.block_size, num_blocks, config.enable_prefix_caching

@@ -14,6 +14,7 @@ from torch import Tensor
 from paceline.core.forward import Decoder
 from paceline.core.outputs import RequestMetrics, VerifyResult
 from paceline.core.request import Request, RequestStatus
+from paceline.core.tree import DraftTree
 from paceline.engine.detokenizer import Detokenizer, TextDecoder
 from paceline.engine.metrics import RequestTracker, StepClock
 from paceline.engine.runner import ModelRunner, PassOutput
@@ -50,7 +51,7 @@ class EngineCore:
     ) -> None:
         self.kv = KVCacheManager(kv_cache.shape[2] // block_size, block_size, enable_prefix_caching)
         self.scheduler = Scheduler(scheduler_config, self.kv)
-        self.runner = ModelRunner(model, kv_cache, block_size, speculator.needs.hidden_layers)
+        self.runner = ModelRunner(model, kv_cache, block_size)
         self.speculator = speculator
         self.verifier = verifier
         self.clock = StepClock()
@@ -88,12 +89,12 @@ class EngineCore:
     def step(self) -> list[RequestState]:
         """One target pass. Returns the requests that got tokens or ended."""
         with self.clock.phase("schedule"):
-            plan = self.scheduler.schedule()
+            plan = self.scheduler.schedule(self.speculator.num_lookahead_tokens)
             self._note_scheduled(plan)
         if not plan.scheduled:
             return []
         with self.clock.phase("execute"):
-            output = self.runner.execute(plan.scheduled)
+            output = self.runner.execute(plan.scheduled, self.speculator.needs.hidden_layers)
         with self.clock.phase("verify"):
             results = self._verify(plan.scheduled, output)
         with self.clock.phase("commit"):
@@ -154,7 +155,7 @@ class EngineCore:
                 moves += self.kv.moves(request, request.num_tokens, result.accepted)
                 rows.draft, rows.accepted = entry.draft, result.accepted
                 rows.logits_row = output.logits_rows[i].stop - 1 - len(entry.draft)
-                rows.new_token_ids = self._append(state, result)
+                rows.new_token_ids = self._append(state, result, entry.draft)
                 state.tracker.record_step(len(entry.draft), min(num_accepted, len(rows.new_token_ids)))
             if request.finish_reason is None:
                 self.scheduler.update(entry, num_accepted)
@@ -163,7 +164,7 @@ class EngineCore:
         move_slots(self.runner.kv_cache, moves)
         return passes, updated
 
-    def _append(self, state: RequestState, result: VerifyResult) -> list[int]:
+    def _append(self, state: RequestState, result: VerifyResult, draft: DraftTree) -> list[int]:
         """Add the new tokens one by one until something ends the request; return those that were added."""
         request = state.request
         if result.error is not None:
@@ -186,6 +187,7 @@ class EngineCore:
                 request.finish_reason = "length"
             if request.finish_reason is not None:
                 break
+        request.token_sources.extend(draft.sources(result.accepted)[:added])
         if request.logprobs is not None and result.logprobs is not None:
             request.logprobs.extend(result.logprobs[:added])
         return result.token_ids[:added]

@@ -149,6 +149,7 @@ def _completion(index: int, state: RequestState) -> CompletionOutput:
         finish_reason=request.finish_reason,
         stop_reason=request.stop_reason,
         logprobs=None if request.logprobs is None else list(request.logprobs),
+        token_sources=list(request.token_sources),
     )
 
 

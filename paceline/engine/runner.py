@@ -29,16 +29,15 @@ class PassOutput:
 
 
 class ModelRunner:
-    def __init__(self, model: Decoder, kv_cache: Tensor, block_size: int, hidden_layers: Sequence[int] = ()) -> None:
+    def __init__(self, model: Decoder, kv_cache: Tensor, block_size: int) -> None:
         self.model = model
         self.kv_cache = kv_cache
         self.block_size = block_size
-        self.hidden_layers = tuple(hidden_layers)
 
-    def execute(self, scheduled: Sequence[ScheduledRequest]) -> PassOutput:
+    def execute(self, scheduled: Sequence[ScheduledRequest], hidden_layers: Sequence[int] = ()) -> PassOutput:
         logits_rows = [self._wanted_rows(entry) for entry in scheduled]
         batch = pack(scheduled, logits_rows, self.block_size, self.model.device)
-        output = self.model.forward(batch, self.kv_cache, hidden_layers=self.hidden_layers)
+        output = self.model.forward(batch, self.kv_cache, hidden_layers=hidden_layers)
         ends = np.cumsum([len(rows) for rows in logits_rows]).tolist()
         first_rows = np.cumsum([0, *(entry.num_rows for entry in scheduled)]).tolist()
         return PassOutput(

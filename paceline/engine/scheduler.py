@@ -18,7 +18,6 @@ from paceline.kv.manager import KVCacheManager
 class SchedulerConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
-    num_lookahead_tokens: int  # slots kept past the last token: draft nodes and drafters' own KV go there
 
 
 @dataclass(slots=True)
@@ -56,6 +55,7 @@ class Scheduler:
         self.kv = kv
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of arrival
+        self.num_lookahead_tokens = 0  # slots kept past the last token, for drafters that write KV while drafting
 
     @property
     def has_requests(self) -> bool:
@@ -64,7 +64,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         self.waiting.append(request)
 
-    def schedule(self) -> SchedulerOutput:
+    def schedule(self, num_lookahead_tokens: int = 0) -> SchedulerOutput:
+        self.num_lookahead_tokens = num_lookahead_tokens
         output = SchedulerOutput()
         budget = self._schedule_running(output, self.config.max_num_batched_tokens)
         if not output.preempted:  # whoever was just preempted must not be overtaken into the room it made
@@ -87,7 +88,7 @@ class Scheduler:
         request.num_computed_tokens = entry.start + entry.num_committed + num_accepted
         request.draft = EMPTY_TREE
         self.kv.register_prefix(request)
-        self.kv.trim(request, request.num_tokens + self.config.num_lookahead_tokens)
+        self.kv.trim(request, request.num_tokens + self.num_lookahead_tokens)
 
     def _schedule_running(self, output: SchedulerOutput, budget: int) -> int:
         index = 0
@@ -132,13 +133,13 @@ class Scheduler:
         return entry
 
     def _reserve(self, entry: ScheduledRequest) -> bool:
-        """Slots for the rows and for the next draft; where blocks are short, first the next draft, then this one goes."""
+        """Slots for the rows and the next draft; where blocks are short, the next draft goes first, then this one."""
         request = entry.request
         needed = entry.start + entry.num_committed
         with_draft = request.num_tokens + len(entry.draft)
         # the accepted path and one more token, then the next draft's slots behind them
-        with_lookahead = with_draft + 1 + self.config.num_lookahead_tokens
-        if entry.reaches_end and self.config.num_lookahead_tokens and self.kv.reserve(request, with_lookahead):
+        with_lookahead = with_draft + 1 + self.num_lookahead_tokens
+        if entry.reaches_end and self.num_lookahead_tokens and self.kv.reserve(request, with_lookahead):
             return True
         if entry.draft and self.kv.reserve(request, with_draft):
             return True
@@ -156,7 +157,7 @@ class Scheduler:
         output.preempted.append(request)
 
     def check_integrity(self) -> None:
-        """Assert that no block is lost, shared by mistake or freed twice, and that every request stands in one place."""
+        """Assert that no block is lost, shared by mistake or freed twice, and every request stands in one place."""
         assert all(request.status is RequestStatus.RUNNING for request in self.running)
         assert all(request.status is RequestStatus.WAITING and not request.block_ids for request in self.waiting)
         assert len({id(request) for request in [*self.running, *self.waiting]}) == len(self.running) + len(self.waiting)

@@ -1,0 +1,47 @@
+# Everything runs in .venv, which is made on first use. Needs only Python >= 3.11 and, for the fast kernels, a C++ compiler.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/pip --disable-pip-version-check -q
+
+.PHONY: demo test test-slow check format install clean sanitize
+
+demo: $(VENV)/.installed  ## plain decoding beside speculation, live, on the default model
+	@$(BIN)/paceline demo
+
+test: $(VENV)/.dev
+	$(BIN)/pytest -m "not slow and not cuda"
+
+test-slow: $(VENV)/.dev
+	$(BIN)/pytest -m "slow and not cuda" --timeout 3600
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -m "not slow and not cuda"
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+install: $(VENV)/.installed
+
+$(VENV)/bin/pip:
+	@echo "paceline: making $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+# torch goes first and by itself, so that pip never weighs another build of it.
+$(VENV)/.installed: pyproject.toml constraints.txt setup.py $(wildcard paceline/ops/native/src/*) | $(VENV)/bin/pip
+	@echo "paceline: installing (a few minutes the first time)"
+	@$(PIP) install "$$(grep ^torch== constraints.txt)"
+	@$(PIP) install -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	@echo "paceline: installing the development tools"
+	@$(PIP) install -e ".[dev]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

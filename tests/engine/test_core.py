@@ -1,0 +1,203 @@
+"""The step loop on the toy target: whatever is drafted, batched, chunked or preempted, the output is the plain one."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy import EOS, VOCAB, run_all, toy_core, toy_request
+
+from paceline.core.request import Request
+
+SHAPES = ["chain", (4, 2, 1), (8,), (1, 1, 3, 1), "random"]
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, VOCAB - 1, size=rng.integers(1, 30)).tolist() for _ in range(count)]
+
+
+def requests(count: int, **params: object) -> list[Request]:
+    return [toy_request(f"r{i}", prompt, seed=i, **params) for i, prompt in enumerate(prompts(count))]
+
+
+def plain(count: int, **params: object) -> list[list[int]]:
+    return [run_all(toy_core(), [request])[0] for request in requests(count, **params)]
+
+
+def oracle(truth: list[list[int]], accuracy: float, shape: object) -> dict[str, object]:
+    sequences = [p + out for p, out in zip(prompts(len(truth)), truth, strict=True)]
+    return {
+        "method": "oracle",
+        "sequences": sequences,
+        "accuracy": accuracy,
+        "shape": shape,
+        "num_speculative_tokens": 6,
+        "node_budget": 24,
+    }
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("accuracy", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_trees_never_change_the_output(shape: object, accuracy: float, temperature: float) -> None:
+    truth = plain(12, temperature=temperature)
+    core = toy_core(oracle(truth, accuracy, shape))
+    assert run_all(core, requests(12, temperature=temperature)) == truth
+
+
+def test_a_perfect_chain_takes_one_step_per_seven_tokens() -> None:
+    truth = plain(1, ignore_eos=True, max_tokens=15)
+    core = toy_core(oracle(truth, 1.0, "chain"))
+    state = core.add_request(requests(1, ignore_eos=True, max_tokens=15)[0])
+    while core.has_requests:
+        core.step()
+    assert state.metrics is not None
+    # 1 token from the prompt, then 6 accepted + 1 bonus twice
+    assert state.metrics.num_steps == 3
+    assert state.metrics.mean_acceptance_length == 5.0
+    assert state.metrics.accepted_per_position == [2] * 6
+    assert state.metrics.draft_acceptance_rate == 1.0
+    assert state.request.token_sources == ["target", *(["draft"] * 6 + ["bonus"]) * 2]
+
+
+@pytest.mark.parametrize("method", [None, "oracle"])
+def test_chunked_prefill_and_batching_do_not_change_the_output(method: str | None) -> None:
+    truth = plain(8)
+    for budget in (8, 11, 64):
+        core = toy_core(oracle(truth, 0.7, (2, 2, 1)) if method else None, max_num_batched_tokens=budget)
+        assert run_all(core, requests(8)) == truth
+
+
+def test_preemption_recomputes_and_loses_nothing() -> None:
+    truth = plain(8, max_tokens=40, ignore_eos=True)
+    core = toy_core(oracle(truth, 0.6, (3, 2, 1)), num_blocks=30, prefix_caching=False)
+    batch = requests(8, max_tokens=40, ignore_eos=True)
+    assert run_all(core, batch) == truth
+    assert sum(request.num_preemptions for request in batch) > 0, "the pool was meant to be too small"
+
+
+def test_a_shared_prefix_is_computed_once() -> None:
+    core = toy_core()
+    prompt = list(range(18))
+    first, second = toy_request("a", prompt), toy_request("b", prompt)
+    assert run_all(core, [first]) == run_all(core, [second])
+    assert first.num_cached_tokens == 0
+    assert second.num_cached_tokens == 16  # whole blocks of 4 before the last token
+
+
+def test_the_first_to_come_is_the_first_served() -> None:
+    core = toy_core(max_num_seqs=2)
+    batch = requests(6, ignore_eos=True, max_tokens=8)
+    for request in batch:
+        core.add_request(request)
+    finished: list[str] = []
+    while core.has_requests:
+        finished += [state.request.request_id for state in core.step() if state.request.finished]
+    assert finished == [request.request_id for request in batch]
+
+
+def test_a_draft_never_starves_the_requests_behind_it() -> None:
+    truth = plain(4, ignore_eos=True)
+    core = toy_core(oracle(truth, 1.0, (8,)), max_num_batched_tokens=8, max_num_seqs=4)
+    for request in requests(4, ignore_eos=True):
+        core.add_request(request)
+    while core.has_requests:
+        running = [r for r in core.scheduler.running if r.num_computed_tokens == r.num_tokens - 1]
+        before = {r.request_id: r.num_tokens for r in running}
+        if len(running) == 4:
+            core.step()
+            assert all(r.num_tokens > before[r.request_id] for r in running)
+        else:
+            core.step()
+
+
+@pytest.mark.parametrize("method", [None, "oracle"])
+def test_eos_and_length_end_a_request_inside_an_accepted_block(method: str | None) -> None:
+    for max_tokens in (1, 2, 5, 9):
+        truth = plain(12, max_tokens=max_tokens)
+        core = toy_core(oracle(truth, 1.0, "chain") if method else None)
+        batch = requests(12, max_tokens=max_tokens)
+        assert run_all(core, batch) == truth
+        for request in batch:
+            ended = request.token_ids[-1] == EOS
+            assert request.finish_reason == ("stop" if ended else "length")
+            assert EOS not in request.output_token_ids[:-1]
+
+
+def test_stop_strings_straddle_an_accepted_block() -> None:
+    for include in (False, True):
+        truth = plain(1, ignore_eos=True, max_tokens=15)
+        text = "".join(chr(ord("a") + token) for token in truth[0])
+        stop = text[5:8]
+        texts = []
+        for speculative in (None, oracle(truth, 1.0, "chain")):
+            core = toy_core(speculative)
+            request = requests(1, ignore_eos=True, max_tokens=15, stop=[stop], include_stop_str_in_output=include)[0]
+            state = core.add_request(request)
+            while core.has_requests:
+                core.step()
+            texts.append((state.detokenizer.text, request.finish_reason, request.stop_reason, request.output_token_ids))
+        assert texts[0] == texts[1]
+        end = text.index(stop) + (len(stop) if include else 0)
+        assert texts[0][:3] == (text[:end], "stop", stop)
+
+
+def test_abort_in_mid_draft_gives_everything_back() -> None:
+    truth = plain(4, ignore_eos=True)
+    core = toy_core(oracle(truth, 1.0, (4, 4)))
+    batch = requests(4, ignore_eos=True)
+    for request in batch:
+        core.add_request(request)
+    core.step()
+    core.step()
+    core.abort("r1")
+    core.check_integrity()
+    assert batch[1].finish_reason == "abort"
+    while core.has_requests:
+        core.step()
+        core.check_integrity()
+    assert [request.output_token_ids for request in batch if request is not batch[1]] == [truth[0], truth[2], truth[3]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_random_traffic_keeps_every_block_accounted_for(data: st.DataObject) -> None:
+    """Random arrivals, cancellations, preemptions and trees, with check_integrity() after every step."""
+    pool = prompts(10, seed=1)
+    truth = [run_all(toy_core(), [toy_request("t", p, 12, i)])[0] for i, p in enumerate(pool[:4])]
+    speculative = {
+        "method": "oracle",
+        "sequences": [p + out for p, out in zip(pool, truth, strict=False)],
+        "accuracy": data.draw(st.sampled_from([0.0, 0.5, 1.0])),
+        "shape": data.draw(st.sampled_from(["chain", (3, 2, 1), "random"])),
+        "num_speculative_tokens": 4,
+        "node_budget": 12,
+    }
+    core = toy_core(
+        speculative,
+        num_blocks=data.draw(st.integers(14, 40)),
+        max_num_seqs=data.draw(st.integers(1, 6)),
+        max_num_batched_tokens=data.draw(st.integers(8, 40)),
+        prefix_caching=data.draw(st.booleans()),
+    )
+    alive: dict[str, tuple[int, Request]] = {}
+    for step in range(data.draw(st.integers(5, 30))):
+        action = data.draw(st.sampled_from(["add", "add", "step", "step", "step", "abort"]))
+        if action == "add":
+            which = data.draw(st.integers(0, 3))
+            request = toy_request(f"q{step}", pool[which], 12, which)
+            alive[request.request_id] = (which, request)
+            core.add_request(request)
+        elif action == "abort" and alive:
+            victim = data.draw(st.sampled_from(sorted(alive)))
+            core.abort(victim)
+            del alive[victim]
+        else:
+            core.step()
+        core.check_integrity()
+    while core.has_requests:
+        core.step()
+        core.check_integrity()
+    assert core.kv.pool.num_free == core.kv.pool.num_blocks
+    for which, request in alive.values():
+        assert request.output_token_ids == truth[which]

@@ -1,0 +1,56 @@
+"""The import table of docs/architecture.md, held by a test: who may import whom inside the package."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "paceline"
+
+# folder or top-level file -> what it may import from paceline (besides itself and errors)
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "core": set(),
+    "ops": {"core"},
+    "models": {"core", "ops"},
+    "kv": {"core", "ops"},
+    "verify": {"core", "ops"},
+    "spec": {"core", "ops", "models", "verify", "lab"},
+    "engine": {"core", "ops", "models", "kv", "verify", "spec"},
+    "llm": {"core", "models", "spec", "engine"},
+    "lab": set(),
+    "train": {"core", "ops", "models"},
+    "drafters": set(),
+    "serve": {"llm", "core", "lab"},
+    "bench": {"llm", "core", "lab"},
+}
+ANYTHING = {"cli", "__init__", "prove"}
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imported_parts(path: Path) -> set[str]:
+    parts = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            pieces = name.split(".")
+            if pieces[0] == "paceline" and len(pieces) > 1:
+                parts.add(pieces[1])
+    return parts
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_follow_the_table(path: Path) -> None:
+    part = part_of(path)
+    if part in ANYTHING:
+        return
+    assert part in ALLOWED, f"paceline/{part} has no row in the import table"
+    strangers = imported_parts(path) - ALLOWED[part] - {part, "errors", "__version__"}
+    assert not strangers, f"{path.name} imports paceline.{sorted(strangers)}, which paceline/{part} may not"

@@ -1,0 +1,165 @@
+"""A toy target whose logits are a function of exactly the tokens that a row attends to.
+
+It writes each row's token and position into the KV cache and reads them back the way a real model reads keys: through
+block tables, context lengths and tree parents. It then asserts that the positions found are 0, 1, 2, ... in order, so
+every mistake in slots, masks, commits or prefix sharing either fails at once or changes the logits.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.forward import ForwardBatch, ForwardOutput
+from paceline.core.model_config import ModelConfig
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
+from paceline.engine.core import EngineCore
+from paceline.engine.scheduler import SchedulerConfig
+from paceline.kv.storage import allocate_kv
+from paceline.spec.services import Services
+from paceline.spec.speculator import Speculator
+from paceline.verify import make_verifier
+
+VOCAB = 24
+EOS = VOCAB - 1
+
+
+class ToyDecoder:
+    config = ModelConfig(
+        family="toy",
+        vocab_size=VOCAB,
+        hidden_size=1,
+        intermediate_size=1,
+        num_layers=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=1,
+        max_position=256,
+        rms_norm_eps=1e-5,
+        rope_theta=1e4,
+        eos_token_ids=(EOS,),
+    )
+    dtype = torch.float32
+    device = torch.device("cpu")
+    batch_invariant = True
+
+    def __init__(self, sharpness: float = 3.0) -> None:
+        self.sharpness = sharpness
+        self.num_passes = 0
+        self.seen: list[ForwardBatch] = []  # the last pass only
+
+    def forward(
+        self,
+        batch: ForwardBatch,
+        kv_cache: Tensor,
+        *,
+        hidden_layers: Sequence[int] = (),
+        layers: Sequence[int] | None = None,
+    ) -> ForwardOutput:
+        self.num_passes += 1
+        self.seen = [batch]
+        slots = batch.slot_mapping.long()
+        assert len(set(slots.tolist())) == batch.num_rows, "two rows write to one slot"
+        kv_cache[0, 0, slots, 0, 0] = batch.token_ids.float()
+        kv_cache[0, 1, slots, 0, 0] = batch.positions.float()
+        logits = [self.logits(self._attended(batch, kv_cache, row)) for row in batch.logits_rows.tolist()]
+        hidden = torch.zeros(batch.num_rows, len(hidden_layers), 1) if hidden_layers else None
+        return ForwardOutput(torch.stack(logits) if logits else torch.zeros(0, VOCAB), hidden)
+
+    def _attended(self, batch: ForwardBatch, kv_cache: Tensor, row: int) -> tuple[int, ...]:
+        table = batch.block_tables[batch.req_ids[row]]
+        index = torch.arange(int(batch.context_lens[row]))
+        slots = (table[index // batch.block_size] * batch.block_size + index % batch.block_size).tolist()
+        path: list[int] = []
+        node = row if batch.is_node[row] else -1
+        while node >= 0:
+            path.append(int(batch.slot_mapping[node]))
+            node = int(batch.parents[node])
+        slots += path[::-1]
+        positions = kv_cache[0, 1, slots, 0, 0].int().tolist()
+        assert positions == list(range(int(batch.positions[row]) + 1)), f"row {row} attends to positions {positions}"
+        return tuple(kv_cache[0, 0, slots, 0, 0].int().tolist())
+
+    def logits(self, tokens: Sequence[int]) -> Tensor:
+        """What comes after `tokens`: random, but always the same, and EOS now and then."""
+        rng = np.random.default_rng([len(tokens), *tokens])
+        return torch.from_numpy(rng.normal(size=VOCAB) * self.sharpness).float()
+
+
+class ToyTokenizer:
+    """Token i is the i-th letter; EOS has no text."""
+
+    eos_token_ids = (EOS,)
+    vocab_size = VOCAB
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return "".join(chr(ord("a") + token) for token in token_ids if token != EOS or not skip_special_tokens)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [ord(letter) - ord("a") for letter in text]
+
+
+def toy_core(
+    speculative: dict[str, object] | None = None,
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    prefix_caching: bool = True,
+    sharpness: float = 3.0,
+) -> EngineCore:
+    decoder = ToyDecoder(sharpness)
+    kv_cache = allocate_kv(decoder.config, num_blocks * block_size, decoder.dtype, decoder.device)
+    kv_cache.fill_(-1)  # a slot that nobody wrote has no position
+    services = Services(
+        vocab_size=VOCAB,
+        max_model_len=num_blocks * block_size,
+        block_size=block_size,
+        num_slots=num_blocks * block_size,
+        decoder=decoder,
+        kv_cache=kv_cache,
+        tokenizer=ToyTokenizer(),
+    )
+    speculator = Speculator(speculative, services)
+    return EngineCore(
+        decoder,
+        ToyTokenizer(),
+        kv_cache,
+        block_size,
+        SchedulerConfig(max_num_seqs, max_num_batched_tokens),
+        speculator,
+        make_verifier("sample_match"),
+        prefix_caching,
+    )
+
+
+def toy_request(
+    request_id: str, prompt: Sequence[int], max_tokens: int = 16, seed: int = 0, **params: object
+) -> Request:
+    options = {"temperature": 0.0, "max_tokens": max_tokens, **params}
+    return Request(
+        request_id=request_id,
+        prompt_token_ids=list(prompt),
+        sampling_params=SamplingParams(**options),  # type: ignore[arg-type]
+        max_tokens=max_tokens,
+        seed=seed,
+        eos_token_ids=(EOS,),
+    )
+
+
+def run_all(core: EngineCore, requests: Sequence[Request], check: bool = True) -> list[list[int]]:
+    """Run to the end, with the integrity check after every step; the outputs in order."""
+    for request in requests:
+        core.add_request(request)
+    for _ in range(10_000):
+        if not core.has_requests:
+            break
+        core.step()
+        if check:
+            core.check_integrity()
+    assert not core.has_requests, "the engine did not finish"
+    assert core.kv.pool.num_free == core.kv.pool.num_blocks
+    return [request.output_token_ids for request in requests]
