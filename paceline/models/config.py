@@ -81,7 +81,7 @@ def config_from_dict(
         sliding_window=window,
         sliding_layers=windowed_layers,
         bos_token_id=_bos_token_id(config, generation or {}),
-        eos_token_ids=_eos_token_ids(config, generation or {}),
+        eos_token_ids=eos_token_ids(config, generation or {}),
     )
     _check_heads(result, source)
     return result
@@ -171,7 +171,7 @@ def _sliding_window(
     return (int(window), layers) if layers else (None, None)
 
 
-def _eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
+def eos_token_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
     """generation_config.json wins, as it does in transformers' generate()."""
     eos = generation.get("eos_token_id")
     if eos is None:

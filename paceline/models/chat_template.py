@@ -1,0 +1,67 @@
+"""Chat templates: the Jinja text that turns messages into the prompt a model was trained on.
+
+Templates come with the model, so they run in a sandbox. They expect a few helpers that Hugging Face defined:
+`raise_exception`, `strftime_now`, a `tojson` that escapes no HTML, and blocks that swallow the line they stand on.
+"""
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from paceline.errors import InvalidRequestError, ModelLoadError
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        self._special_tokens = dict(special_tokens)  # bos_token, eos_token, ... as templates call them
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _tojson
+        environment.globals["raise_exception"] = _raise_exception
+        environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+        try:
+            self._template = environment.from_string(source)
+        except TemplateError as error:
+            raise ModelLoadError(f"the model's chat template is not valid Jinja ({error})") from error
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, options: Mapping[str, Any]) -> str:
+        plain = [_plain_message(i, message) for i, message in enumerate(messages)]
+        if not plain:
+            raise InvalidRequestError('a chat needs at least one message, such as {"role": "user", "content": "Hello"}')
+        values = {**self._special_tokens, "tools": None, "documents": None, **options}
+        try:
+            return self._template.render(messages=plain, add_generation_prompt=add_generation_prompt, **values)
+        except (TemplateError, TypeError) as error:
+            raise InvalidRequestError(f"the model's chat template cannot take these messages: {error}") from error
+
+
+def _plain_message(index: int, message: Message) -> dict[str, Any]:
+    """The message with its content as one string; parts that are not text are refused."""
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise InvalidRequestError(f'message {index} must be like {{"role": "user", "content": "..."}}, not {message!r}')
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(_text_part(index, part) for part in content)
+    if not isinstance(content, str):
+        raise InvalidRequestError(f"message {index} has content {content!r}; it must be text")
+    return {**message, "content": content}
+
+
+def _text_part(index: int, part: Any) -> str:
+    if isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str):
+        return str(part["text"])
+    raise InvalidRequestError(f"message {index} has a part {part!r}; only text parts are supported")
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)

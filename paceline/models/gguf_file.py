@@ -1,0 +1,229 @@
+"""GGUF files: config and weights of the Llama family, under Hugging Face names.
+
+The `gguf` package parses the container; this file says what the content means. Two things need care. Files of the
+`llama` architecture store the rows of q and k in another order (rotary pairs side by side), which is undone here, on
+whole rows, so it works on quantized blocks just as well. And Llama 3's rotary scaling is stored as a tensor of finished
+factors instead of the numbers that made them; the numbers are recognised and put back.
+
+>>> GgufFile(Path("model.gguf")).config_dict()["architectures"]
+['LlamaForCausalLM']
+"""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from torch import Tensor
+
+from paceline.core.model_config import ModelConfig, RopeScaling
+from paceline.core.weights import QuantizedTensor
+from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.models.config import config_from_dict
+from paceline.models.dequantize import dequantize
+from paceline.models.rope import llama3_slowdown
+
+GGUF_ARCHITECTURES = {
+    # GGUF's name -> Hugging Face's; files of Mistral models call themselves llama
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+QUANTIZED_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+
+TOP_NAMES = {
+    "token_embd.weight": "model.embed_tokens.weight",
+    "output_norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+}
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+ROPE_FACTORS = "rope_freqs.weight"
+LLAMA3_ORIGINAL_CONTEXT = 8192  # of every published Llama 3.x
+
+
+class GgufFile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._reader = gguf.GGUFReader(path)
+        except (ValueError, KeyError, IndexError, OverflowError, OSError) as error:
+            raise ModelLoadError(
+                f"{path} is not a whole GGUF file ({error}). The download was probably cut short: "
+                "delete the file and fetch it again."
+            ) from error
+        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self.architecture = str(self.field("general.architecture", "?"))
+        if self.architecture not in GGUF_ARCHITECTURES:
+            raise UnsupportedModelError(
+                f"{path} holds the architecture {self.architecture!r}, which is not supported. "
+                f"Known in GGUF files: {', '.join(GGUF_ARCHITECTURES)}."
+            )
+
+    def field(self, key: str, default: Any = None) -> Any:
+        """A metadata value; {arch} in the key stands for the architecture."""
+        if "{arch}" in key:
+            key = key.replace("{arch}", self.architecture)
+        found = self._reader.get_field(key)
+        return default if found is None else found.contents()
+
+    def config(self) -> ModelConfig:
+        return config_from_dict(self.config_dict(), source=str(self.path))
+
+    def config_dict(self) -> dict[str, Any]:
+        """The file's metadata as a Hugging Face config.json."""
+        if self.field("{arch}.expert_count", 0):
+            raise UnsupportedModelError(f"{self.path} is a mixture of experts, which is not supported.")
+        num_heads = self._number("{arch}.attention.head_count")
+        head_dim = self.field("{arch}.attention.key_length") or self._number("{arch}.embedding_length") // num_heads
+        rotated = self.field("{arch}.rope.dimension_count", head_dim)
+        if rotated != head_dim:
+            raise UnsupportedModelError(f"{self.path} rotates {rotated} of {head_dim} dimensions of each head.")
+        window = self.field("{arch}.attention.sliding_window") or None
+        return {
+            "architectures": [GGUF_ARCHITECTURES[self.architecture]],
+            "model_type": self.architecture,
+            "vocab_size": int(self._tensor("token_embd.weight").shape[1]),
+            "hidden_size": self._number("{arch}.embedding_length"),
+            "intermediate_size": self._number("{arch}.feed_forward_length"),
+            "num_hidden_layers": self._number("{arch}.block_count"),
+            "num_attention_heads": num_heads,
+            "num_key_value_heads": self._number("{arch}.attention.head_count_kv", num_heads),
+            "head_dim": head_dim,
+            "hidden_act": "silu",
+            "max_position_embeddings": self._number("{arch}.context_length"),
+            "rms_norm_eps": _short_float(self.field("{arch}.attention.layer_norm_rms_epsilon", 1e-6)),
+            "rope_theta": self._rope_theta,
+            "rope_scaling": self._rope_scaling(head_dim),
+            "tie_word_embeddings": "output.weight" not in self._tensors,
+            "attention_bias": "blk.0.attn_q.bias" in self._tensors,
+            "mlp_bias": "blk.0.ffn_gate.bias" in self._tensors,
+            "sliding_window": window,
+            "use_sliding_window": window is not None,
+            "max_window_layers": 0,
+            "bos_token_id": self.field("tokenizer.ggml.bos_token_id"),
+            "eos_token_id": self.eos_token_ids,
+        }
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """Whatever ends an answer: the end token, and the end of a turn or message where the file names them."""
+        keys = ("eos_token_id", "eot_token_id", "eom_token_id")
+        found = [self.field(f"tokenizer.ggml.{key}") for key in keys]
+        return list(dict.fromkeys(int(token) for token in found if token is not None))
+
+    def weights(self, *, keep_quantized: bool = False) -> dict[str, Tensor | QuantizedTensor]:
+        """All weights by Hugging Face name. Quantized ones are widened to float32, exactly, unless kept."""
+        weights: dict[str, Tensor | QuantizedTensor] = {}
+        for name in self._tensors:
+            if name == ROPE_FACTORS:
+                continue  # part of the config
+            tensor = self._unpermuted(name)
+            widen = isinstance(tensor, QuantizedTensor) and not keep_quantized
+            weights[hf_name(name)] = dequantize(tensor) if widen else tensor  # type: ignore[arg-type]
+        return weights
+
+    def _unpermuted(self, name: str) -> Tensor | QuantizedTensor:
+        data = np.array(self._tensor(name).data)  # a copy: the file may go away
+        kind = self._tensor(name).tensor_type.name
+        if self.architecture == "llama" and (match := re.search(r"\.attn_([qk])\.(weight|bias)$", name)):
+            key = "{arch}.attention.head_count" + ("_kv" if match[1] == "k" else "")
+            data = data[_rope_row_order(len(data), self._number(key))]
+        if kind in QUANTIZED_TYPES:
+            columns, rows = (int(size) for size in self._tensor(name).shape)
+            return QuantizedTensor(torch.from_numpy(data), kind, (rows, columns))
+        if kind in PLAIN_TYPES:
+            return torch.from_numpy(data).view(PLAIN_TYPES[kind])
+        raise UnsupportedModelError(
+            f"{self.path}: {name} is stored as {kind}, which is not supported. "
+            f"Known: {', '.join((*PLAIN_TYPES, *QUANTIZED_TYPES))}."
+        )
+
+    def _tensor(self, name: str) -> gguf.ReaderTensor:
+        if name not in self._tensors:
+            raise ModelLoadError(f"{self.path} lacks the tensor {name}. Fetch the file again.")
+        return self._tensors[name]
+
+    def _number(self, key: str, default: int | None = None) -> int:
+        value = self.field(key, default)
+        if isinstance(value, list):  # one number per layer
+            if len(set(value)) != 1:
+                key = key.replace("{arch}", self.architecture)
+                raise UnsupportedModelError(f"{self.path} has {key} that differs between layers; not supported.")
+            value = value[0]
+        if value is None:
+            key = key.replace("{arch}", self.architecture)
+            raise ModelLoadError(f"{self.path} does not say {key}. Fetch the file again, or convert the model anew.")
+        return int(value)
+
+    @property
+    def _rope_theta(self) -> float:
+        return _short_float(self.field("{arch}.rope.freq_base", 10_000.0))
+
+    def _rope_scaling(self, head_dim: int) -> dict[str, Any] | None:
+        if ROPE_FACTORS in self._tensors:
+            return self._llama3_scaling(head_dim)
+        kind = self.field("{arch}.rope.scaling.type", "none")
+        factor = float(self.field("{arch}.rope.scaling.factor", 1.0))
+        if kind == "none" or factor == 1.0:
+            return None
+        scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
+        if original := self.field("{arch}.rope.scaling.original_context_length"):
+            scaling["original_max_position_embeddings"] = original
+        if (attention := self.field("{arch}.rope.scaling.attn_factor")) is not None:
+            # GGUF multiplies YaRN's own factor; Hugging Face replaces it.
+            scaling["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0)
+        return scaling
+
+    def _llama3_scaling(self, head_dim: int) -> dict[str, Any] | None:
+        factors = torch.from_numpy(np.array(self._tensor(ROPE_FACTORS).data, dtype=np.float32))
+        if bool((factors == 1.0).all()):
+            return None
+        scaling = RopeScaling("llama3", float(factors.max()), LLAMA3_ORIGINAL_CONTEXT)
+        inv_freq = self._rope_theta ** -(torch.arange(0, head_dim, 2) / head_dim)
+        made = llama3_slowdown(inv_freq, scaling)
+        if made.shape != factors.shape or not torch.allclose(made, factors, rtol=1e-3):
+            raise UnsupportedModelError(
+                f"{self.path} scales its rotary embedding by factors that are not Llama 3's; not supported."
+            )
+        return {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_position,
+        }
+
+
+def hf_name(name: str) -> str:
+    """Hugging Face's name of a GGUF tensor; an unknown one keeps its name, and is then refused as extra."""
+    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    if match and match[2] in LAYER_NAMES:
+        return f"model.layers.{match[1]}.{LAYER_NAMES[match[2]]}.{match[3]}"
+    return TOP_NAMES.get(name, name)
+
+
+def _short_float(value: float) -> float:
+    """The shortest decimal that the file's float32 stands for: 1e-5, not 9.999999747378752e-06."""
+    return float(str(np.float32(value)))
+
+
+def _rope_row_order(num_rows: int, num_heads: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """GGUF row of each Hugging Face row: [head, pair, half] there, [head, half, pair] here."""
+    return np.arange(num_rows).reshape(num_heads, -1, 2).swapaxes(1, 2).ravel()
