@@ -1,0 +1,71 @@
+"""C++ kernels for the CPU: whole-model passes over packed weights, behind a plain C interface.
+
+>>> from paceline.ops import native
+>>> native.available() or print(native.unavailable_reason())
+"""
+
+import os
+
+import torch
+from torch import Tensor
+
+from paceline.errors import InvalidOptionError
+from paceline.ops.native.library import library, load
+
+__all__ = [
+    "argmax",
+    "available",
+    "default_num_threads",
+    "instruction_set",
+    "measure_bandwidth",
+    "select_instruction_set",
+    "unavailable_reason",
+]
+
+INSTRUCTION_SETS = ("avx512-vnni", "avx2", "portable")
+
+
+def available() -> bool:
+    return load()[0] is not None
+
+
+def unavailable_reason() -> str | None:
+    """One line for the user, or None where the kernels are there."""
+    return load()[1]
+
+
+def default_num_threads() -> int:
+    """As many as this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def instruction_set() -> str:
+    """Whose kernels run: the best that this machine has, unless another was selected."""
+    return str(library().pl_instruction_set().decode())
+
+
+def select_instruction_set(name: str) -> None:
+    """Use another set's kernels from now on, for tests and comparisons. Bits may differ between sets."""
+    if library().pl_select_instruction_set(name.encode()):
+        raise InvalidOptionError(
+            f"instruction set {name!r} is not available here; known are {', '.join(INSTRUCTION_SETS)}, "
+            f"and this machine's best is {instruction_set()}"
+        )
+
+
+def measure_bandwidth(num_threads: int | None = None, *, num_bytes: int = 1 << 29, repeats: int = 5) -> float:
+    """Bytes per second that `num_threads` read from memory together, the best of `repeats`."""
+    return float(library().pl_measure_bandwidth(num_bytes, num_threads or default_num_threads(), repeats))
+
+
+def argmax(logits: Tensor, *, num_threads: int | None = None) -> Tensor:
+    """The first largest of each row. logits: [rows, vocab] float32 -> [rows] int32"""
+    if logits.dtype != torch.float32 or logits.dim() != 2 or logits.stride(1) != 1:
+        raise InvalidOptionError(
+            f"argmax takes [rows, vocab] float32 with contiguous rows; given {list(logits.shape)} {logits.dtype}"
+        )
+    rows, vocab = logits.shape
+    out = torch.empty(rows, dtype=torch.int32)
+    threads = num_threads or default_num_threads()
+    library().pl_argmax(logits.data_ptr(), rows, vocab, logits.stride(0), threads, out.data_ptr())
+    return out

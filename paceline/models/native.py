@@ -1,0 +1,236 @@
+"""The decoder of `decoder.py` on the CPU, in one native call per pass.
+
+Weights are packed into panels at load, and a pass of up to some dozens of rows reads each of them once, so that
+verifying a draft costs hardly more than decoding one token. The bits of a row's logits do not depend on what shares
+its pass (`docs/kernels.md` says why).
+
+| weights given as            | kept and multiplied as                                                           |
+|-----------------------------|----------------------------------------------------------------------------------|
+| float32, bfloat16, float16  | `dtype`, or their own type where that loses nothing; products in float32         |
+| the same, quantization=int8 | int8 with a scale per 32 weights; activations int8 per 32, sums exact in int32   |
+| GGUF blocks                 | the file's own 4-, 5- and 8-bit values; activations as for int8                  |
+| the same, quantization=int8 | int8, from the widened values                                                    |
+
+>>> decoder = NativeDecoder(config, weights, dtype=torch.float32)
+>>> decoder.forward(batch, kv_cache).logits
+"""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.core.forward import ForwardBatch, ForwardOutput
+from paceline.core.model_config import ModelConfig
+from paceline.core.weights import QuantizedTensor, Weights
+from paceline.errors import InvalidOptionError, InvalidRequestError, UnsupportedModelError
+from paceline.models.dequantize import dequantize
+from paceline.models.layout import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
+from paceline.models.rope import rope_frequencies
+from paceline.ops.native import available, default_num_threads, unavailable_reason
+from paceline.ops.native.library import FORMATS, MATRICES, SOURCES, STATUS, VECTORS, Batch, Config, library
+
+QUANTIZATIONS = ("int8", "gguf")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LAYER_MATRICES = {
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+
+
+class NativeDecoder:
+    device = torch.device("cpu")
+    batch_invariant = True
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        *,
+        dtype: torch.dtype = torch.float32,  # of the KV cache, and of plain weights
+        quantization: str | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        if not available():
+            raise UnsupportedModelError(unavailable_reason() or "")
+        if dtype not in DTYPES:
+            raise InvalidOptionError(f"dtype {dtype} does not run on the native CPU path; use one of {DTYPES}")
+        if quantization not in (None, *QUANTIZATIONS):
+            raise InvalidOptionError(
+                f"quantization {quantization!r} is unknown; use 'int8', or 'gguf' to compute on a GGUF file's own "
+                "blocks, or None to take the weights as they are given"
+            )
+        if quantization == "gguf" and not any(isinstance(w, QuantizedTensor) for w in weights.values()):
+            raise InvalidOptionError("quantization 'gguf' computes on GGUF blocks, but these weights have none")
+        self.config = config
+        self.dtype = dtype
+        self.quantization = quantization
+        self.num_threads = num_threads or default_num_threads()
+        self._library = library()
+        self._model = self._new_model()
+        weakref.finalize(self, self._library.pl_model_free, self._model)
+        self._load(weights)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of the packed weights: what a pass of one row has to read, but for the embedding."""
+        return int(self._library.pl_model_weight_bytes(self._model))
+
+    def set_num_threads(self, num_threads: int) -> None:
+        """Changes the speed and not a bit of the result."""
+        self.num_threads = num_threads
+        self._library.pl_model_set_threads(self._model, num_threads)
+
+    def forward(
+        self,
+        batch: ForwardBatch,
+        kv_cache: Tensor,  # [layers, 2, slots, kv_heads, head_dim], in the model's dtype
+        *,
+        hidden_layers: Sequence[int] = (),
+        layers: Sequence[int] | None = None,
+    ) -> ForwardOutput:
+        """One pass. `layers` runs only these; the stream passes the others unchanged."""
+        config, rows = self.config, batch.num_rows
+        self._check(kv_cache, hidden_layers, layers)
+        logits = torch.empty(len(batch.logits_rows), config.vocab_size)
+        hidden = torch.empty(rows, len(hidden_layers), config.hidden_size) if hidden_layers else None
+        run = sorted(set(range(config.num_layers) if layers is None else layers))
+        ints = {
+            name: getattr(batch, name).to(torch.int32).contiguous()
+            for name in ("token_ids", "positions", "slot_mapping", "context_lens", "parents", "req_ids")
+            + ("block_tables", "cu_query", "logits_rows")
+        }
+        is_node = batch.is_node.contiguous()
+        native = Batch(
+            num_rows=rows,
+            num_requests=batch.block_tables.shape[0],
+            max_blocks=batch.block_tables.shape[1],
+            block_size=batch.block_size,
+            num_logits=logits.shape[0],
+            num_hidden=len(hidden_layers),
+            num_run_layers=len(run),
+            num_slots=kv_cache.shape[2],
+            is_node=is_node.data_ptr(),
+            hidden_layers=ctypes.cast((ctypes.c_int32 * len(hidden_layers))(*hidden_layers), ctypes.c_void_p),
+            run_layers=ctypes.cast((ctypes.c_int32 * len(run))(*run), ctypes.c_void_p),
+            kv_cache=kv_cache.data_ptr(),
+            logits=logits.data_ptr(),
+            hidden=None if hidden is None else hidden.data_ptr(),
+            **{name: tensor.data_ptr() for name, tensor in ints.items()},
+        )
+        status = self._library.pl_forward(self._model, ctypes.byref(native))
+        if status:
+            raise InvalidRequestError(f"the pass was not run: {STATUS[status]}")
+        return ForwardOutput(logits, hidden)
+
+    def _check(self, kv_cache: Tensor, hidden_layers: Sequence[int], layers: Sequence[int] | None) -> None:
+        config = self.config
+        expected = (config.num_layers, 2, kv_cache.shape[2], config.num_kv_heads, config.head_dim)
+        if kv_cache.dtype != self.dtype or tuple(kv_cache.shape) != expected or not kv_cache.is_contiguous():
+            raise InvalidOptionError(
+                f"the KV cache must be contiguous {self.dtype} of shape {expected}; "
+                f"given {kv_cache.dtype} of shape {tuple(kv_cache.shape)}"
+            )
+        bad = [i for i in layers or () if not 0 <= i < config.num_layers]
+        if bad:
+            raise InvalidOptionError(f"layers {bad} do not exist; this model has layers 0 to {config.num_layers - 1}")
+        bad = [i for i in hidden_layers if not 0 <= i <= config.num_layers + 1]
+        if bad:
+            raise InvalidOptionError(f"hidden_layers {bad} do not exist; use 0 to {config.num_layers + 1}")
+
+    def _new_model(self) -> int:
+        config = self.config
+        inv_freq, rope_scale = rope_frequencies(config)
+        inv_freq = inv_freq.float().contiguous()
+        windows = torch.tensor([config.window(i) or 0 for i in range(config.num_layers)], dtype=torch.int32)
+        native = Config(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_layers=config.num_layers,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            kv_format=FORMATS[_name(self.dtype)],
+            num_threads=self.num_threads,
+            rms_norm_eps=config.rms_norm_eps,
+            rope_scale=rope_scale,
+            inv_freq=inv_freq.data_ptr(),
+            windows=windows.data_ptr(),
+        )
+        model = self._library.pl_model_new(ctypes.byref(native))
+        if not model:
+            raise MemoryError("no memory for the native decoder")
+        return int(model)
+
+    def _load(self, weights: Weights) -> None:
+        self._set_matrix("embed", 0, weights[EMBEDDING], None)
+        self._set_vector("final_norm", 0, weights[FINAL_NORM])
+        if self.config.tie_word_embeddings:
+            self._library.pl_model_tie_head(self._model)
+        else:
+            self._set_matrix("head", 0, weights[HEAD], None)
+        for layer in range(self.config.num_layers):
+            prefix = layer_prefix(layer)
+            self._set_vector("input_norm", layer, weights[prefix + "input_layernorm.weight"])
+            self._set_vector("post_norm", layer, weights[prefix + "post_attention_layernorm.weight"])
+            if self.config.qk_norm:
+                self._set_vector("q_norm", layer, weights[prefix + "self_attn.q_norm.weight"])
+                self._set_vector("k_norm", layer, weights[prefix + "self_attn.k_norm.weight"])
+            for part, name in LAYER_MATRICES.items():
+                bias = weights.get(f"{prefix}{name}.bias")
+                self._set_matrix(part, layer, weights[f"{prefix}{name}.weight"], bias)
+
+    def _set_matrix(
+        self, part: str, layer: int, weight: Tensor | QuantizedTensor, bias: Tensor | QuantizedTensor | None
+    ) -> None:
+        source, data, wanted = self._source_of(weight)
+        rows, columns = weight.shape
+        wide_bias = None if bias is None else _float_vector(bias)
+        status = self._library.pl_model_set_matrix(
+            self._model,
+            MATRICES[part],
+            layer,
+            source,
+            wanted,
+            rows,
+            columns,
+            data.data_ptr(),
+            None if wide_bias is None else wide_bias.data_ptr(),
+        )
+        if status:
+            raise UnsupportedModelError(f"matrix {part} of layer {layer} ({rows} x {columns}): {STATUS[status]}")
+
+    def _source_of(self, weight: Tensor | QuantizedTensor) -> tuple[int, Tensor, int]:
+        """(kind, data, panel format) of a matrix."""
+        if isinstance(weight, QuantizedTensor):
+            if weight.kind in SOURCES and self.quantization != "int8":
+                source = SOURCES[weight.kind]
+                return source, weight.data.contiguous(), int(self._library.pl_natural_format(source))
+            # int8 also takes the blocks that panels do not know (Q6_K and coarser): it is finer than any of them.
+            return SOURCES["float32"], dequantize(weight).contiguous(), FORMATS["int8"]
+        if weight.dtype not in DTYPES:
+            weight = weight.float()
+        kept = self.dtype if self.dtype != torch.float32 else weight.dtype
+        name = "int8" if self.quantization == "int8" else _name(kept)
+        return SOURCES[_name(weight.dtype)], weight.detach().cpu().contiguous(), FORMATS[name]
+
+    def _set_vector(self, part: str, layer: int, weight: Tensor | QuantizedTensor) -> None:
+        vector = _float_vector(weight)
+        self._library.pl_model_set_vector(self._model, VECTORS[part], layer, vector.numel(), vector.data_ptr())
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _float_vector(weight: Tensor | QuantizedTensor) -> Tensor:
+    wide = dequantize(weight) if isinstance(weight, QuantizedTensor) else weight
+    return wide.detach().cpu().float().flatten().contiguous()

@@ -1,0 +1,115 @@
+"""The compiled kernels as Python sees them: found, loaded and declared once.
+
+The structures and constants here repeat `src/api.h`, `src/kernels.h` and `src/pack.h`; a test holds them together by
+calling through them.
+"""
+
+import ctypes
+import os
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from paceline.ops.native.build import library_path
+
+LIBRARY_VARIABLE = "PACELINE_NATIVE_LIBRARY"  # another build of the library, for example with sanitizers
+
+# Panel formats that float weights may be asked for
+FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 5}
+# What a matrix is made from: torch dtypes and GGUF's block names
+SOURCES = {
+    "float32": 0,
+    "bfloat16": 1,
+    "float16": 2,
+    "Q4_0": 10,
+    "Q4_1": 11,
+    "Q5_0": 12,
+    "Q5_1": 13,
+    "Q8_0": 14,
+    "Q4_K": 15,
+    "Q5_K": 16,
+}
+MATRICES = {"embed": 0, "head": 1, "q": 2, "k": 3, "v": 4, "o": 5, "gate": 6, "up": 7, "down": 8}
+VECTORS = {"final_norm": 9, "input_norm": 10, "post_norm": 11, "q_norm": 12, "k_norm": 13}
+
+STATUS = {
+    1: "a token id lies outside the vocabulary",
+    2: "a KV slot or block lies outside the cache",
+    3: "rows, requests and parents do not fit together",
+    4: "this weight format is not supported for this matrix",
+    5: "out of memory",
+    6: "weights are missing",
+}
+
+
+class Config(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers")),
+        *((name, c_int32) for name in ("num_heads", "num_kv_heads", "head_dim", "kv_format", "num_threads")),
+        ("rms_norm_eps", c_float),
+        ("rope_scale", c_float),
+        ("inv_freq", c_void_p),
+        ("windows", c_void_p),
+    ]
+
+
+class Batch(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int32) for name in ("num_rows", "num_requests", "max_blocks", "block_size")),
+        *((name, c_int32) for name in ("num_logits", "num_hidden", "num_run_layers")),
+        ("num_slots", c_int64),
+        *((name, c_void_p) for name in ("token_ids", "positions", "slot_mapping", "context_lens", "parents")),
+        *((name, c_void_p) for name in ("req_ids", "is_node", "block_tables", "cu_query", "logits_rows")),
+        *((name, c_void_p) for name in ("hidden_layers", "run_layers", "kv_cache", "logits", "hidden")),
+    ]
+
+
+# function -> (result, arguments)
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "pl_model_new": (c_void_p, [POINTER(Config)]),
+    "pl_model_free": (None, [c_void_p]),
+    "pl_model_set_matrix": (c_int32, [c_void_p, *[c_int32] * 6, c_void_p, c_void_p]),
+    "pl_model_set_vector": (c_int32, [c_void_p, c_int32, c_int32, c_int32, c_void_p]),
+    "pl_model_tie_head": (None, [c_void_p]),
+    "pl_model_weight_bytes": (c_int64, [c_void_p]),
+    "pl_model_set_threads": (None, [c_void_p, c_int32]),
+    "pl_forward": (c_int32, [c_void_p, POINTER(Batch)]),
+    "pl_natural_format": (c_int32, [c_int32]),
+    "pl_instruction_set": (c_char_p, []),
+    "pl_select_instruction_set": (c_int32, [c_char_p]),
+    "pl_measure_bandwidth": (c_double, [c_int64, c_int32, c_int32]),
+    "pl_argmax": (None, [c_void_p, c_int32, c_int32, c_int64, c_int32, c_void_p]),
+    "pl_test_matmul": (c_int32, [c_int32, c_int32, c_int32, c_int32, c_void_p, c_int32, *[c_void_p] * 3]),
+    "pl_test_rms_norm": (None, [c_void_p, c_void_p, c_float, c_int32, c_void_p]),
+    "pl_test_silu_mul": (None, [c_void_p, c_void_p, c_int32, c_void_p]),
+    "pl_test_rope": (None, [c_void_p, c_void_p, c_void_p, c_int32]),
+}
+
+
+@cache
+def load() -> tuple[ctypes.CDLL | None, str | None]:
+    """(library, None), or (None, why there is none)."""
+    path = Path(os.environ.get(LIBRARY_VARIABLE) or library_path())
+    if not path.exists():
+        return None, (
+            f"the native CPU kernels are not built ({path.name} is missing): install a C++ compiler and run "
+            "`python -m paceline.ops.native.build`"
+        )
+    try:
+        library = ctypes.CDLL(str(path))
+        for name, (result, arguments) in SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        return None, (
+            f"the native CPU kernels do not load ({error}): rebuild them with `python -m paceline.ops.native.build`"
+        )
+    return library, None
+
+
+def library() -> ctypes.CDLL:
+    loaded, reason = load()
+    if loaded is None:
+        raise RuntimeError(reason)
+    return loaded

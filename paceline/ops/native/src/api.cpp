@@ -1,0 +1,244 @@
+#include "api.h"
+
+#include <math.h>
+#include <string.h>
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+#include "model.h"
+#include "pack.h"
+#include "pool.h"
+
+namespace {
+
+const Kernels* const kAllKernels[] = {
+#if defined(__x86_64__)
+    &kernels_avx512, &kernels_avx2,
+#endif
+    &kernels_portable};
+
+bool machine_has(const Kernels* k) {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (k == &kernels_avx512)
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni");
+  if (k == &kernels_avx2)
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#endif
+  return k == &kernels_portable;
+}
+
+const Kernels* best_kernels() {
+  for (const Kernels* k : kAllKernels)
+    if (machine_has(k)) return k;
+  return &kernels_portable;
+}
+
+const Kernels*& current() {
+  static const Kernels* chosen = best_kernels();
+  return chosen;
+}
+
+Matrix* find_matrix(PlModel& m, int part, int layer) {
+  if (part == PL_EMBED) return &m.embed;
+  if (part == PL_HEAD) return &m.head;
+  if (layer < 0 || layer >= m.config.num_layers) return nullptr;
+  Layer& l = m.layers[layer];
+  switch (part) {
+    case PL_Q: return &l.q;
+    case PL_K: return &l.k;
+    case PL_V: return &l.v;
+    case PL_O: return &l.o;
+    case PL_GATE: return &l.gate;
+    case PL_UP: return &l.up;
+    case PL_DOWN: return &l.down;
+    default: return nullptr;
+  }
+}
+
+const float** find_vector(PlModel& m, int part, int layer) {
+  if (part == PL_FINAL_NORM) return &m.final_norm;
+  if (layer < 0 || layer >= m.config.num_layers) return nullptr;
+  Layer& l = m.layers[layer];
+  switch (part) {
+    case PL_INPUT_NORM: return &l.input_norm;
+    case PL_POST_NORM: return &l.post_norm;
+    case PL_Q_NORM: return &l.q_norm;
+    case PL_K_NORM: return &l.k_norm;
+    default: return nullptr;
+  }
+}
+
+float* copy_floats(PlModel& m, const float* data, int n, int padded) {
+  float* to = (float*)m.arena.allocate((size_t)padded * 4);
+  memcpy(to, data, (size_t)n * 4);
+  return to;
+}
+
+bool is_complete(const PlModel& m) {
+  if (!m.embed.data || !m.head.data || !m.final_norm) return false;
+  return std::all_of(m.layers.begin(), m.layers.end(), [](const Layer& l) {
+    return l.q.data && l.k.data && l.v.data && l.o.data && l.gate.data && l.up.data && l.down.data && l.input_norm &&
+           l.post_norm;
+  });
+}
+
+// A wrong index here would be a wild read there.
+int check_batch(const PlModel& m, const PlBatch& b) {
+  for (int r = 0; r < b.num_requests; r++)
+    if (b.cu_query[r] > b.cu_query[r + 1]) return PL_BAD_ROW;
+  if (b.num_requests && (b.cu_query[0] != 0 || b.cu_query[b.num_requests] != b.num_rows)) return PL_BAD_ROW;
+  for (int row = 0; row < b.num_rows; row++) {
+    const int r = b.req_ids[row];
+    if (b.token_ids[row] < 0 || b.token_ids[row] >= m.config.vocab_size) return PL_BAD_TOKEN;
+    if (r < 0 || r >= b.num_requests || row < b.cu_query[r] || row >= b.cu_query[r + 1]) return PL_BAD_ROW;
+    if (b.parents[row] >= row || (b.parents[row] >= 0 && b.parents[row] < b.cu_query[r])) return PL_BAD_ROW;
+    if (b.parents[row] >= 0 && !b.is_node[b.parents[row]]) return PL_BAD_ROW;
+    if (b.context_lens[row] < 0 || (!b.is_node[row] && b.context_lens[row] < 1)) return PL_BAD_ROW;
+    if (b.slot_mapping[row] < 0 || b.slot_mapping[row] >= b.num_slots) return PL_BAD_SLOT;
+    if (b.context_lens[row] > (int64_t)b.max_blocks * b.block_size) return PL_BAD_SLOT;
+    const int used = (b.context_lens[row] + b.block_size - 1) / b.block_size;
+    const bool longest_so_far = row == b.cu_query[r] || b.context_lens[row] > b.context_lens[row - 1];
+    for (int i = 0; longest_so_far && i < used; i++) {
+      const int64_t block = b.block_tables[(size_t)r * b.max_blocks + i];
+      if (block < 0 || (block + 1) * b.block_size > b.num_slots) return PL_BAD_SLOT;
+    }
+  }
+  for (int i = 0; i < b.num_logits; i++)
+    if (b.logits_rows[i] < 0 || b.logits_rows[i] >= b.num_rows) return PL_BAD_ROW;
+  return PL_OK;
+}
+
+}  // namespace
+
+const Kernels& kernels() { return *current(); }
+
+extern "C" {
+
+PlModel* pl_model_new(const PlConfig* config) {
+  try {
+    PlModel* m = new PlModel;
+    m->config = *config;
+    m->inv_freq.assign(config->inv_freq, config->inv_freq + config->head_dim / 2);
+    m->layers.resize(config->num_layers);
+    for (int i = 0; i < config->num_layers; i++) m->layers[i].window = config->windows[i];
+    return m;
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
+void pl_model_free(PlModel* model) { delete model; }
+
+int32_t pl_model_set_matrix(PlModel* model, int32_t part, int32_t layer, int32_t source, int32_t format, int32_t n,
+                            int32_t k, const void* data, const float* bias) {
+  Matrix* to = find_matrix(*model, part, layer);
+  if (!to) return PL_BAD_ROW;
+  try {
+    if (!pack_matrix(*to, model->arena, source, data, n, k, format, model->config.num_threads)) return PL_BAD_FORMAT;
+    to->bias = bias ? copy_floats(*model, bias, n, to->num_panels * kPanel) : nullptr;
+  } catch (const std::bad_alloc&) {
+    return PL_NO_MEMORY;
+  }
+  model->any_quantized |= is_quantized(format);
+  return PL_OK;
+}
+
+int32_t pl_model_set_vector(PlModel* model, int32_t part, int32_t layer, int32_t n, const float* data) {
+  const float** to = find_vector(*model, part, layer);
+  if (!to) return PL_BAD_ROW;
+  try {
+    *to = copy_floats(*model, data, n, round_up(n, kPanel));
+  } catch (const std::bad_alloc&) {
+    return PL_NO_MEMORY;
+  }
+  return PL_OK;
+}
+
+void pl_model_tie_head(PlModel* model) { model->head = model->embed; }
+int64_t pl_model_weight_bytes(const PlModel* model) { return (int64_t)model->arena.total(); }
+void pl_model_set_threads(PlModel* model, int32_t num_threads) { model->config.num_threads = num_threads; }
+int32_t pl_natural_format(int32_t source) { return natural_format(source); }
+
+int32_t pl_forward(PlModel* model, const PlBatch* batch) {
+  if (!is_complete(*model)) return PL_INCOMPLETE;
+  if (const int status = check_batch(*model, *batch)) return status;
+  if (!batch->num_rows) return PL_OK;
+  try {
+    run_pass(*model, *batch);
+  } catch (const std::bad_alloc&) {
+    return PL_NO_MEMORY;
+  }
+  return PL_OK;
+}
+
+const char* pl_instruction_set(void) { return current()->name; }
+
+int32_t pl_select_instruction_set(const char* name) {
+  for (const Kernels* k : kAllKernels)
+    if (!strcmp(k->name, name) && machine_has(k)) {
+      current() = k;
+      return PL_OK;
+    }
+  return PL_BAD_FORMAT;
+}
+
+double pl_measure_bandwidth(int64_t bytes, int32_t num_threads, int32_t repeats) {
+  Arena arena;
+  const size_t each = (size_t)bytes / num_threads / 4096 * 4096;
+  std::vector<float*> parts;
+  for (int i = 0; i < num_threads; i++) parts.push_back((float*)arena.allocate(each));
+  for (float* part : parts) memset(part, 1, each);
+  std::vector<float> sums(num_threads * 16);
+  double best = 0.0;
+  for (int i = 0; i < repeats; i++) {
+    const auto start = std::chrono::steady_clock::now();
+    team().run(num_threads, [&](int thread) { sums[thread * 16] = kernels().read(parts[thread], each / 4); });
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+    best = std::max(best, (double)(each * num_threads) / elapsed.count());
+  }
+  return best;
+}
+
+void pl_argmax(const float* x, int32_t rows, int32_t n, int64_t stride, int32_t num_threads, int32_t* out) {
+  std::atomic<int> next{0};
+  team().run(std::min(num_threads, std::max(rows, 1)), [&](int) {
+    for (int row = next++; row < rows; row = next++) out[row] = kernels().argmax(x + (size_t)row * stride, n);
+  });
+}
+
+int32_t pl_test_matmul(int32_t source, int32_t format, int32_t n, int32_t k, const void* w, int32_t rows,
+                       const float* x, float* out, float* unpacked) {
+  Arena arena;
+  Matrix matrix;
+  if (!pack_matrix(matrix, arena, source, w, n, k, format, 1)) return PL_BAD_FORMAT;
+  for (int row = 0; row < n; row++) unpack_row(matrix, row, unpacked + (size_t)row * k);
+  ActivationBuffer a;
+  a.reserve(rows, k, true);
+  for (int row = 0; row < rows; row++) {
+    memcpy(a.x + (size_t)row * a.stride, x + (size_t)row * k, (size_t)k * 4);
+    for (int b = 0; b < a.blocks; b++)
+      kernels().quantize(a, row, b, x + (size_t)row * k + b * kBlock, k - b * kBlock);
+  }
+  const int width = matrix.num_panels * kPanel;
+  std::vector<float> padded((size_t)rows * width);
+  kernels().matmul(matrix, 0, matrix.num_panels, a, 0, rows, padded.data(), width);
+  for (int row = 0; row < rows; row++)
+    memcpy(out + (size_t)row * n, padded.data() + (size_t)row * width, (size_t)n * 4);
+  return PL_OK;
+}
+
+void pl_test_rms_norm(const float* x, const float* weight, float eps, int32_t n, float* out) {
+  kernels().rms_norm(x, weight, eps, n, out);
+}
+void pl_test_silu_mul(const float* gate, const float* up, int32_t n, float* out) {
+  kernels().silu_mul(gate, up, n, out);
+}
+void pl_test_rope(float* x, const float* cos, const float* sin, int32_t head_dim) {
+  kernels().rope(x, cos, sin, head_dim);
+}
+}

@@ -1,0 +1,59 @@
+// The C interface, as paceline/ops/native/library.py declares it again for ctypes.
+#pragma once
+#include <cstdint>
+
+extern "C" {
+
+struct PlModel;
+
+struct PlConfig {
+  int32_t vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim;
+  int32_t kv_format;    // Format of kernels.h: F32, BF16 or F16
+  int32_t num_threads;
+  float rms_norm_eps;
+  float rope_scale;     // factor on cos and sin
+  const float* inv_freq;    // [head_dim / 2], copied
+  const int32_t* windows;   // [num_layers]: sliding window, 0: none; copied
+};
+
+enum PlPart {
+  PL_EMBED, PL_HEAD, PL_Q, PL_K, PL_V, PL_O, PL_GATE, PL_UP, PL_DOWN,          // matrices
+  PL_FINAL_NORM, PL_INPUT_NORM, PL_POST_NORM, PL_Q_NORM, PL_K_NORM,            // vectors
+};
+
+struct PlBatch {
+  int32_t num_rows, num_requests, max_blocks, block_size, num_logits, num_hidden, num_run_layers;
+  int64_t num_slots;
+  const int32_t *token_ids, *positions, *slot_mapping, *context_lens, *parents, *req_ids;  // [rows]
+  const uint8_t* is_node;                                                                  // [rows]
+  const int32_t *block_tables, *cu_query, *logits_rows, *hidden_layers, *run_layers;
+  void* kv_cache;  // [layers][2][slots][kv heads][head_dim]
+  float* logits;   // [num_logits][vocab]
+  float* hidden;   // [rows][num_hidden][hidden_size]
+};
+
+enum PlStatus { PL_OK, PL_BAD_TOKEN, PL_BAD_SLOT, PL_BAD_ROW, PL_BAD_FORMAT, PL_NO_MEMORY, PL_INCOMPLETE };
+
+PlModel* pl_model_new(const PlConfig* config);
+void pl_model_free(PlModel* model);
+int32_t pl_model_set_matrix(PlModel* model, int32_t part, int32_t layer, int32_t source, int32_t format, int32_t n,
+                            int32_t k, const void* data, const float* bias);
+int32_t pl_model_set_vector(PlModel* model, int32_t part, int32_t layer, int32_t n, const float* data);
+void pl_model_tie_head(PlModel* model);
+int64_t pl_model_weight_bytes(const PlModel* model);
+void pl_model_set_threads(PlModel* model, int32_t num_threads);
+int32_t pl_forward(PlModel* model, const PlBatch* batch);
+int32_t pl_natural_format(int32_t source);
+
+const char* pl_instruction_set(void);
+int32_t pl_select_instruction_set(const char* name);  // 0: this machine or build has it
+double pl_measure_bandwidth(int64_t bytes, int32_t num_threads, int32_t repeats);  // best, in bytes per second
+void pl_argmax(const float* x, int32_t rows, int32_t n, int64_t stride, int32_t num_threads, int32_t* out);
+
+// Single kernels, for tests against their plain twins.
+int32_t pl_test_matmul(int32_t source, int32_t format, int32_t n, int32_t k, const void* w, int32_t rows,
+                       const float* x, float* out, float* unpacked);
+void pl_test_rms_norm(const float* x, const float* weight, float eps, int32_t n, float* out);
+void pl_test_silu_mul(const float* gate, const float* up, int32_t n, float* out);
+void pl_test_rope(float* x, const float* cos, const float* sin, int32_t head_dim);
+}

@@ -1,0 +1,348 @@
+// One pass over all layers, run by every thread of the team: each step deals its work out, then all meet.
+#include <math.h>
+#include <string.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "model.h"
+#include "pack.h"
+#include "pool.h"
+
+namespace {
+
+constexpr int kRowTile = 64;      // rows of a product that wait in scratch for what follows it
+constexpr int kAttentionRows = 16;  // rows that share one reading of the keys
+constexpr int kStepsPerLayer = 12;
+
+struct AttentionItem {
+  int row, rows, kv_head;
+};
+
+class Pass {
+ public:
+  Pass(PlModel& model, const PlBatch& batch)
+      : m_(model), c_(model.config), b_(batch), k_(kernels()), threads_(std::max(1, model.config.num_threads)) {
+    num_steps_ = (c_.num_layers + 1) * kStepsPerLayer;
+    counters_ = std::make_unique<std::atomic<int>[]>(num_steps_);
+    for (int i = 0; i < num_steps_; i++) counters_[i].store(0, std::memory_order_relaxed);
+    build_key_lists();
+    build_attention_items();
+    reserve();
+  }
+
+  void run() {
+    team().run(threads_, [this](int thread) { Worker{*this, thread}.run(); });
+  }
+
+ private:
+  // A thread's view: where it is in the sequence of steps, and its scratch.
+  struct Worker {
+    Pass& p;
+    int thread;
+    int step = 0;
+
+    // Calls f(begin, end) for slices of [0, n), dealt to whoever is free; gives back when all are done.
+    template <typename F>
+    void share(int n, int slice, F f) {
+      std::atomic<int>& next = p.counters_[step++];
+      for (;;) {
+        const int begin = next.fetch_add(slice, std::memory_order_relaxed);
+        if (begin >= n) break;
+        f(begin, std::min(n, begin + slice));
+      }
+      team_->barrier();
+    }
+    Team* team_ = &team();
+    int slices(int n) const { return std::max(1, n / (p.threads_ * 4)); }
+    float* scratch() const { return p.m_.scratch.get() + (size_t)thread * p.scratch_floats_; }
+
+    void run();
+    void embed();
+    void layer(int index);
+    void capture(int id);
+    void norm_rows(const float* weight, const int32_t* rows, int n);
+    void project_qkv(const Layer& layer);
+    void rotate_and_store(const Layer& layer, int index);
+    void attend(const Layer& layer, int index);
+    void project_add(const Matrix& w, const Activations& x);
+    void gate_up(const Layer& layer);
+    void logits();
+  };
+
+  void build_key_lists();
+  void build_attention_items();
+  void reserve();
+  uint8_t* kv(int layer, int which) const {
+    const size_t element = c_.kv_format == F32 ? 4 : 2;
+    return (uint8_t*)b_.kv_cache + ((size_t)layer * 2 + which) * b_.num_slots * m_.kv_size() * element;
+  }
+
+  PlModel& m_;
+  const PlConfig& c_;
+  const PlBatch& b_;
+  const Kernels& k_;
+  int threads_, num_steps_;
+  std::unique_ptr<std::atomic<int>[]> counters_;
+  std::vector<int32_t> slots_, tails_;
+  std::vector<KeyList> lists_;  // [rows], with first = 0: windows are a layer's matter
+  std::vector<AttentionItem> items_;
+  size_t scratch_floats_ = 0;
+};
+
+// Context slots once per request, ancestor slots once per node: all layers and heads read them.
+void Pass::build_key_lists() {
+  std::vector<size_t> begins(b_.num_requests + 1, 0);
+  for (int r = 0; r < b_.num_requests; r++) {
+    int longest = 0;
+    for (int row = b_.cu_query[r]; row < b_.cu_query[r + 1]; row++) longest = std::max(longest, b_.context_lens[row]);
+    begins[r + 1] = begins[r] + longest;
+  }
+  slots_.resize(begins[b_.num_requests]);
+  for (int r = 0; r < b_.num_requests; r++)
+    for (size_t p = 0; p < begins[r + 1] - begins[r]; p++)
+      slots_[begins[r] + p] =
+          b_.block_tables[(size_t)r * b_.max_blocks + p / b_.block_size] * b_.block_size + (int)(p % b_.block_size);
+  std::vector<size_t> tail_begins(b_.num_rows + 1, 0);
+  for (int row = 0; row < b_.num_rows; row++) {
+    int depth = 0;
+    if (b_.is_node[row])
+      for (int at = row; at >= 0; at = b_.parents[at]) depth++;
+    tail_begins[row + 1] = tail_begins[row] + depth;
+  }
+  tails_.resize(tail_begins[b_.num_rows]);
+  lists_.resize(b_.num_rows);
+  for (int row = 0; row < b_.num_rows; row++) {
+    const int depth = (int)(tail_begins[row + 1] - tail_begins[row]);
+    int at = row;
+    for (int i = depth - 1; i >= 0; i--, at = b_.parents[at]) tails_[tail_begins[row] + i] = b_.slot_mapping[at];
+    const int context = b_.context_lens[row];
+    lists_[row] = {slots_.data() + begins[b_.req_ids[row]], tails_.data() + tail_begins[row], context, 0,
+                   context + depth};
+  }
+}
+
+void Pass::build_attention_items() {
+  const int wanted = threads_ * 4;
+  const int tile = std::clamp(b_.num_rows * c_.num_kv_heads / wanted, 1, kAttentionRows);
+  for (int r = 0; r < b_.num_requests; r++)
+    for (int row = b_.cu_query[r]; row < b_.cu_query[r + 1]; row += tile)
+      for (int head = 0; head < c_.num_kv_heads; head++)
+        items_.push_back({row, std::min(tile, b_.cu_query[r + 1] - row), head});
+  int longest = 0;
+  for (const KeyList& list : lists_) longest = std::max(longest, list.length);
+  // One scratch serves attention and, at other times, a tile of two products.
+  scratch_floats_ = std::max(attention_scratch(tile, c_.num_heads / c_.num_kv_heads, c_.head_dim, longest),
+                             (size_t)2 * kRowTile * 2 * kPanel);
+  scratch_floats_ = (scratch_floats_ + 31) / 16 * 16;
+}
+
+void Pass::reserve() {
+  const int rows = std::max(b_.num_rows, b_.num_logits);
+  m_.x.reserve((size_t)rows * c_.hidden_size);
+  m_.qkv.reserve((size_t)rows * m_.qkv_size());
+  m_.cos.reserve((size_t)rows * c_.head_dim / 2);
+  m_.sin.reserve((size_t)rows * c_.head_dim / 2);
+  m_.normed.reserve(rows, c_.hidden_size, m_.any_quantized);
+  m_.attended.reserve(rows, m_.q_size(), m_.any_quantized);
+  m_.activated.reserve(rows, c_.intermediate_size, m_.any_quantized);
+  m_.scratch.reserve(scratch_floats_ * threads_);
+}
+
+void quantize_row(const Kernels& k, const Activations& a, int row, int n) {
+  for (int b = 0; b < a.blocks; b++)
+    k.quantize(a, row, b, a.x + (size_t)row * a.stride + b * kBlock, n - b * kBlock);
+}
+
+void Pass::Worker::run() {
+  embed();
+  for (int i = 0, next = 0; i < p.c_.num_layers; i++) {
+    capture(i);
+    if (next < p.b_.num_run_layers && p.b_.run_layers[next] == i) {
+      layer(i);
+      next++;
+    }
+  }
+  capture(p.c_.num_layers);
+  capture(p.c_.num_layers + 1);
+  logits();
+}
+
+void Pass::Worker::embed() {
+  const int half = p.c_.head_dim / 2;
+  share(p.b_.num_rows, 1, [&](int row, int) {
+    unpack_row(p.m_.embed, p.b_.token_ids[row], p.m_.x.get() + (size_t)row * p.c_.hidden_size);
+    for (int i = 0; i < half; i++) {
+      const float angle = (float)p.b_.positions[row] * p.m_.inv_freq[i];
+      p.m_.cos.get()[(size_t)row * half + i] = cosf(angle) * p.c_.rope_scale;
+      p.m_.sin.get()[(size_t)row * half + i] = sinf(angle) * p.c_.rope_scale;
+    }
+  });
+}
+
+void Pass::Worker::capture(int id) {
+  const int n = p.b_.num_hidden, size = p.c_.hidden_size;
+  for (int j = 0; j < n; j++) {
+    if (p.b_.hidden_layers[j] != id) continue;
+    share(p.b_.num_rows, slices(p.b_.num_rows), [&](int begin, int end) {
+      for (int row = begin; row < end; row++) {
+        const float* x = p.m_.x.get() + (size_t)row * size;
+        float* to = p.b_.hidden + ((size_t)row * n + j) * size;
+        if (id == p.c_.num_layers + 1) p.k_.rms_norm(x, p.m_.final_norm, p.c_.rms_norm_eps, size, to);
+        else memcpy(to, x, (size_t)size * 4);
+      }
+    });
+  }
+}
+
+void Pass::Worker::layer(int index) {
+  const Layer& layer = p.m_.layers[index];
+  norm_rows(layer.input_norm, nullptr, p.b_.num_rows);
+  project_qkv(layer);
+  rotate_and_store(layer, index);
+  attend(layer, index);
+  project_add(layer.o, p.m_.attended);
+  norm_rows(layer.post_norm, nullptr, p.b_.num_rows);
+  gate_up(layer);
+  project_add(layer.down, p.m_.activated);
+}
+
+// normed[i] = norm(x[rows[i]]), or of row i where rows is null.
+void Pass::Worker::norm_rows(const float* weight, const int32_t* rows, int n) {
+  share(n, 1, [&](int i, int) {
+    const float* x = p.m_.x.get() + (size_t)(rows ? rows[i] : i) * p.c_.hidden_size;
+    const Activations& to = p.m_.normed;
+    p.k_.rms_norm(x, weight, p.c_.rms_norm_eps, p.c_.hidden_size, to.x + (size_t)i * to.stride);
+    if (p.m_.any_quantized) quantize_row(p.k_, to, i, p.c_.hidden_size);
+  });
+}
+
+void Pass::Worker::project_qkv(const Layer& layer) {
+  const Matrix* parts[3] = {&layer.q, &layer.k, &layer.v};
+  const int panels[3] = {layer.q.num_panels, layer.k.num_panels, layer.v.num_panels};
+  const int all = panels[0] + panels[1] + panels[2], width = p.m_.qkv_size();
+  share(all, slices(all), [&](int begin, int end) {
+    for (int part = 0, first = 0; part < 3; first += panels[part++]) {
+      const int from = std::max(begin, first), to = std::min(end, first + panels[part]);
+      if (from >= to) continue;
+      float* out = p.m_.qkv.get() + (size_t)from * kPanel;
+      p.k_.matmul(*parts[part], from - first, to - from, p.m_.normed, 0, p.b_.num_rows, out, width);
+      if (!parts[part]->bias) continue;
+      for (int row = 0; row < p.b_.num_rows; row++)
+        for (int i = 0; i < (to - from) * kPanel; i++)
+          out[(size_t)row * width + i] += parts[part]->bias[(from - first) * kPanel + i];
+    }
+  });
+}
+
+void Pass::Worker::rotate_and_store(const Layer& layer, int index) {
+  const int dim = p.c_.head_dim, half = dim / 2, kv_size = p.m_.kv_size();
+  const size_t slot_bytes = (size_t)kv_size * (p.c_.kv_format == F32 ? 4 : 2);
+  share(p.b_.num_rows, 1, [&](int row, int) {
+    float* qkv = p.m_.qkv.get() + (size_t)row * p.m_.qkv_size();
+    const float *cos = p.m_.cos.get() + (size_t)row * half, *sin = p.m_.sin.get() + (size_t)row * half;
+    for (int h = 0; h < p.c_.num_heads + p.c_.num_kv_heads; h++) {
+      const bool is_key = h >= p.c_.num_heads;
+      float* head = is_key ? qkv + p.m_.k_begin() + (h - p.c_.num_heads) * dim : qkv + h * dim;
+      const float* norm = is_key ? layer.k_norm : layer.q_norm;
+      if (norm) p.k_.rms_norm(head, norm, p.c_.rms_norm_eps, dim, head);
+      p.k_.rope(head, cos, sin, dim);
+    }
+    const size_t slot = (size_t)p.b_.slot_mapping[row] * slot_bytes;
+    p.k_.store_kv(qkv + p.m_.k_begin(), kv_size, p.kv(index, 0) + slot, p.c_.kv_format);
+    p.k_.store_kv(qkv + p.m_.v_begin(), kv_size, p.kv(index, 1) + slot, p.c_.kv_format);
+  });
+}
+
+void Pass::Worker::attend(const Layer& layer, int index) {
+  const int heads = p.c_.num_heads / p.c_.num_kv_heads, dim = p.c_.head_dim, span = heads * dim;
+  const size_t element = p.c_.kv_format == F32 ? 4 : 2;
+  const Activations& out = p.m_.attended;
+  const bool quantize_here = p.m_.any_quantized && span % kBlock == 0;
+  share((int)p.items_.size(), 1, [&](int i, int) {
+    const AttentionItem item = p.items_[i];
+    KeyList lists[kAttentionRows];
+    for (int r = 0; r < item.rows; r++) {
+      lists[r] = p.lists_[item.row + r];
+      if (layer.window) lists[r].first = std::max(0, lists[r].length - layer.window);
+    }
+    const int column = item.kv_head * span;
+    const size_t head_bytes = (size_t)item.kv_head * dim * element;
+    p.k_.attention({p.m_.qkv.get() + (size_t)item.row * p.m_.qkv_size() + column, lists,
+                    out.x + (size_t)item.row * out.stride + column, (size_t)p.m_.qkv_size(), (size_t)out.stride,
+                    item.rows, heads, dim, p.kv(index, 0) + head_bytes, p.kv(index, 1) + head_bytes,
+                    (size_t)p.m_.kv_size(), p.c_.kv_format, 1.0f / sqrtf((float)dim), scratch()});
+    if (!quantize_here) return;
+    for (int row = item.row; row < item.row + item.rows; row++)
+      for (int b = 0; b < span / kBlock; b++)
+        p.k_.quantize(out, row, column / kBlock + b, out.x + (size_t)row * out.stride + column + b * kBlock, kBlock);
+  });
+  if (p.m_.any_quantized && !quantize_here)
+    share(p.b_.num_rows, 1, [&](int row, int) { quantize_row(p.k_, out, row, p.m_.q_size()); });
+}
+
+// x += w * activations (+ bias)
+void Pass::Worker::project_add(const Matrix& w, const Activations& x) {
+  share(w.num_panels, std::min(2, slices(w.num_panels)), [&](int begin, int end) {
+    const int columns = std::min(end * kPanel, w.n) - begin * kPanel, width = 2 * kPanel;
+    for (int row = 0; row < p.b_.num_rows; row += kRowTile) {
+      const int rows = std::min(kRowTile, p.b_.num_rows - row);
+      p.k_.matmul(w, begin, end - begin, x, row, rows, scratch(), width);
+      for (int r = 0; r < rows; r++) {
+        const float* from = scratch() + (size_t)r * width;
+        float* to = p.m_.x.get() + (size_t)(row + r) * p.c_.hidden_size + begin * kPanel;
+        for (int i = 0; i < columns; i++) to[i] += w.bias ? from[i] + w.bias[begin * kPanel + i] : from[i];
+      }
+    }
+  });
+}
+
+// activated = silu(gate) * up, a block of 32 columns at a time so that it can be quantized on the spot
+void Pass::Worker::gate_up(const Layer& layer) {
+  const Activations& out = p.m_.activated;
+  const int width = 2 * kPanel;
+  float *gate = scratch(), *up = gate + kRowTile * width;
+  auto with_bias = [&](const Matrix& w, int panel, int panels, int row, int rows, float* to) {
+    p.k_.matmul(w, panel, panels, p.m_.normed, row, rows, to, width);
+    if (!w.bias) return;
+    for (int r = 0; r < rows; r++)
+      for (int i = 0; i < panels * kPanel; i++) to[r * width + i] += w.bias[panel * kPanel + i];
+  };
+  share(out.blocks, slices(out.blocks), [&](int begin, int end) {
+    for (int block = begin; block < end; block++) {
+      const int panel = 2 * block, panels = std::min(2, layer.gate.num_panels - panel);
+      const int columns = std::min(kBlock, layer.gate.n - block * kBlock);
+      for (int row = 0; row < p.b_.num_rows; row += kRowTile) {
+        const int rows = std::min(kRowTile, p.b_.num_rows - row);
+        with_bias(layer.gate, panel, panels, row, rows, gate);
+        with_bias(layer.up, panel, panels, row, rows, up);
+        for (int r = 0; r < rows; r++) {
+          float* to = out.x + (size_t)(row + r) * out.stride + block * kBlock;
+          p.k_.silu_mul(gate + r * width, up + r * width, columns, to);
+          if (p.m_.any_quantized) p.k_.quantize(out, row + r, block, to, columns);
+        }
+      }
+    }
+  });
+}
+
+void Pass::Worker::logits() {
+  norm_rows(p.m_.final_norm, p.b_.logits_rows, p.b_.num_logits);
+  const Matrix& w = p.m_.head;
+  const int whole = w.n / kPanel, rows = p.b_.num_logits;
+  share(w.num_panels, slices(w.num_panels), [&](int begin, int end) {
+    const int full = std::min(end, whole) - begin;
+    if (full > 0)
+      p.k_.matmul(w, begin, full, p.m_.normed, 0, rows, p.b_.logits + (size_t)begin * kPanel, w.n);
+    if (end <= whole) return;
+    for (int row = 0; row < rows; row++) {  // the last, partial panel must not run into the next row
+      p.k_.matmul(w, whole, 1, p.m_.normed, row, 1, scratch(), kPanel);
+      memcpy(p.b_.logits + (size_t)row * w.n + whole * kPanel, scratch(), (size_t)(w.n - whole * kPanel) * 4);
+    }
+  });
+}
+
+}  // namespace
+
+void run_pass(PlModel& model, const PlBatch& batch) { Pass(model, batch).run(); }

@@ -1,0 +1,87 @@
+// What the kernels work on, and the table through which one instruction set's kernels are called.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+// How a matrix lies in memory. A panel is 16 outputs, so that one register holds one k of all of them.
+//   F32, BF16, F16: panel = [k][16 outputs]
+//   quantized:      k in blocks of 32; panel = scales [block][16] f16 (and mins [block][16] f16), then the blocks
+//     U4:  256 bytes, 4 x 64: byte (16 outputs x 4 k), low nibble k group g, high nibble group g + 4
+//     U8:  512 bytes, 8 x 64: byte (16 outputs x 4 k)
+//   weight = scale * (u - zero) for U4 (zero 8) and U8 (zero 128); weight = scale * u + min for U4M and U8M (u < 128)
+enum Format { F32 = 0, BF16 = 1, F16 = 2, U4 = 3, U4M = 4, U8 = 5, U8M = 6 };
+static constexpr bool is_quantized(int format) { return format >= U4; }
+static constexpr bool has_min(int format) { return format == U4M || format == U8M; }
+
+constexpr int kPanel = 16, kBlock = 32;
+static constexpr int round_up(int n, int step) { return (n + step - 1) / step * step; }
+
+struct Matrix {
+  int format = F32;
+  int n = 0, k = 0;          // outputs, inputs
+  int num_panels = 0;        // ceil(n / 16); lanes past n are zero weights
+  int num_blocks = 0;        // ceil(k / 32)
+  size_t panel_bytes = 0;
+  size_t data_offset = 0;    // quantized: where a panel's blocks begin, after its scales
+  uint8_t* data = nullptr;
+  const float* bias = nullptr;  // [num_panels * 16], or null
+};
+
+// Rows as matrices read them: floats, int8 blocks of 32, or both. Strides are in elements.
+struct Activations {
+  float* x = nullptr;          // [rows][stride]
+  int8_t* q = nullptr;         // [rows][stride]
+  float* scale = nullptr;      // [rows][blocks]: x ~ scale * q
+  float* scaled_sum = nullptr; // [rows][blocks]: scale * sum(q)
+  int32_t* minus8 = nullptr;   // [rows][blocks]: -8 * sum(q), cancels U4's zero
+  int32_t* minus128 = nullptr; // [rows][blocks]: -128 * sum(q), cancels U8's zero
+  int stride = 0, blocks = 0;
+};
+
+// One row's view of the KV cache for attention: position p's key lies at slots[p] for p < context_len, and at
+// tail[p - context_len] from there to length.
+struct KeyList {
+  const int32_t* slots;
+  const int32_t* tail;
+  int context_len, first, length;  // positions [first, length) are attended to
+};
+
+struct AttentionTask {
+  const float* q;       // first row's first head of the group; rows are q_stride apart
+  const KeyList* keys;  // [rows]
+  float* out;           // like q, rows out_stride apart
+  size_t q_stride, out_stride;
+  int rows, heads;      // heads that share this key/value head
+  int head_dim;
+  const void* key_cache;    // [slot][slot_stride], at this head
+  const void* value_cache;
+  size_t slot_stride;       // elements
+  int kv_format;            // F32, BF16 or F16
+  float scale;
+  float* scratch;           // attention_scratch(...) floats
+};
+
+static constexpr size_t attention_scratch(int rows, int heads, int head_dim, int max_length) {
+  return (size_t)16 * head_dim + (size_t)rows * heads * round_up(max_length, 16) + 16;
+}
+
+struct Kernels {
+  const char* name;
+  // out[row][16 * p + lane] for panels [panel, panel + panels): the plain product, bias not added
+  void (*matmul)(const Matrix& w, int panel, int panels, const Activations& x, int row, int rows, float* out,
+                 size_t out_stride);
+  void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
+  // block b of row: 32 floats -> int8, from `x` (values past n count as 0)
+  void (*quantize)(const Activations& to, int row, int block, const float* x, int n);
+  void (*silu_mul)(const float* gate, const float* up, int n, float* out);
+  void (*rope)(float* x, const float* cos, const float* sin, int head_dim);
+  void (*store_kv)(const float* x, int n, void* to, int kv_format);
+  void (*attention)(const AttentionTask& task);
+  int (*argmax)(const float* x, int n);
+  float (*read)(const float* x, size_t n);  // touches every cache line: for measuring bandwidth
+};
+
+extern const Kernels kernels_portable;
+#if defined(__x86_64__)
+extern const Kernels kernels_avx2, kernels_avx512;
+#endif

@@ -1,0 +1,87 @@
+// A decoder: packed weights and the buffers of its passes.
+#pragma once
+#include <stdlib.h>
+
+#include <new>
+#include <vector>
+
+#include "api.h"
+#include "arena.h"
+#include "kernels.h"
+
+const Kernels& kernels();
+
+// Grows, never shrinks, and does not keep its contents. Cache-line aligned, with a register's width to spare.
+template <typename T>
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { free(data_); }
+  T* reserve(size_t n) {
+    if (n > size_ || !data_) {
+      free(data_);
+      size_ = n;
+      data_ = (T*)aligned_alloc(64, (n * sizeof(T) + 128) / 64 * 64);
+      if (!data_) throw std::bad_alloc();
+    }
+    return data_;
+  }
+  T* get() const { return data_; }
+
+ private:
+  T* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+// Activations with their memory. Quantized parts exist only where some matrix reads them.
+struct ActivationBuffer : Activations {
+  void reserve(int rows, int k, bool quantized) {
+    stride = round_up(k, kBlock);
+    blocks = stride / kBlock;
+    x = floats_.reserve((size_t)rows * stride);
+    if (!quantized) return;
+    const size_t n = (size_t)rows * blocks;
+    q = bytes_.reserve((size_t)rows * stride);
+    scale = scales_.reserve(2 * n);
+    scaled_sum = scale + n;
+    minus8 = sums_.reserve(2 * n);
+    minus128 = minus8 + n;
+  }
+
+ private:
+  Buffer<float> floats_, scales_;
+  Buffer<int8_t> bytes_;
+  Buffer<int32_t> sums_;
+};
+
+struct Layer {
+  Matrix q, k, v, o, gate, up, down;
+  const float *input_norm = nullptr, *post_norm = nullptr, *q_norm = nullptr, *k_norm = nullptr;
+  int window = 0;
+};
+
+struct PlModel {
+  PlConfig config{};
+  std::vector<float> inv_freq;
+  std::vector<Layer> layers;
+  Matrix embed, head;
+  const float* final_norm = nullptr;
+  Arena arena;
+  bool any_quantized = false;
+
+  // Buffers of a pass, kept between passes.
+  Buffer<float> x, qkv, cos, sin, scratch;
+  ActivationBuffer normed, attended, activated;
+
+  int q_size() const { return config.num_heads * config.head_dim; }
+  int kv_size() const { return config.num_kv_heads * config.head_dim; }
+  // Columns of qkv; each part begins at a panel.
+  int k_begin() const { return round_up(q_size(), kPanel); }
+  int v_begin() const { return k_begin() + round_up(kv_size(), kPanel); }
+  int qkv_size() const { return v_begin() + round_up(kv_size(), kPanel); }
+};
+
+// Runs the pass on the model's threads. The batch has been checked.
+void run_pass(PlModel& model, const PlBatch& batch);

@@ -1,0 +1,113 @@
+#include "pool.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr auto kSpinBetweenJobs = std::chrono::microseconds(300);
+constexpr int kSpinsAtBarrier = 4000;  // about 50 microseconds; then the other thread is not running: let it
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+class SpinningTeam : public Team {
+ public:
+  void run(int threads, const std::function<void(int)>& job) override {
+    std::lock_guard<std::mutex> one_job(running_);
+    while ((int)workers_.size() < threads - 1) {
+      const int index = (int)workers_.size() + 1;
+      workers_.emplace_back([this, index, seen = generation_.load()]() mutable { work(index, seen); });
+      workers_.back().detach();
+    }
+    job_ = &job;
+    size_ = threads;
+    arrived_.store(0);
+    finished_.store(0);
+    {
+      std::lock_guard<std::mutex> lock(sleep_);
+      generation_.fetch_add(1);
+    }
+    if (sleepers_.load() > 0) wake_.notify_all();
+    job(0);
+    // Every worker has seen this generation before the next job may change what they read.
+    int spins = 0;
+    while (finished_.load(std::memory_order_acquire) < (int)workers_.size()) pause(spins);
+  }
+
+  void barrier() override {
+    if (size_ == 1) return;
+    const int round = round_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
+      arrived_.store(0, std::memory_order_relaxed);
+      round_.store(round + 1, std::memory_order_release);
+      return;
+    }
+    int spins = 0;
+    while (round_.load(std::memory_order_acquire) == round) pause(spins);
+  }
+
+ private:
+  static void pause(int& spins) {
+    if (++spins < kSpinsAtBarrier) relax();
+    else sched_yield();
+  }
+
+  void work(int index, long seen) {
+    for (;;) {
+      wait_for_job(seen);
+      seen++;
+      if (index < size_) (*job_)(index);
+      finished_.fetch_add(1, std::memory_order_release);
+    }
+  }
+
+  void wait_for_job(long seen) {
+    const auto start = std::chrono::steady_clock::now();
+    while (std::chrono::steady_clock::now() - start < kSpinBetweenJobs) {
+      for (int i = 0; i < 32; i++) {
+        if (generation_.load(std::memory_order_acquire) != seen) return;
+        relax();
+      }
+    }
+    std::unique_lock<std::mutex> lock(sleep_);
+    sleepers_.fetch_add(1);
+    wake_.wait(lock, [&] { return generation_.load() != seen; });
+    sleepers_.fetch_sub(1);
+  }
+
+  std::mutex running_, sleep_;
+  std::condition_variable wake_;
+  std::vector<std::thread> workers_;
+  const std::function<void(int)>* job_ = nullptr;
+  int size_ = 1;
+  std::atomic<long> generation_{0};
+  std::atomic<int> sleepers_{0}, finished_{0};
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<int> round_{0};
+};
+
+}  // namespace
+
+Team& team() {
+  static std::mutex guard;
+  static SpinningTeam* current = nullptr;  // never destroyed: its threads may outlive main
+  static pid_t owner = 0;
+  std::lock_guard<std::mutex> lock(guard);
+  if (owner != getpid()) {
+    current = new SpinningTeam;
+    owner = getpid();
+  }
+  return *current;
+}

@@ -1,0 +1,129 @@
+// Sixteen lanes in two registers: AVX2 with FMA and F16C. See simd_avx512.h for the vocabulary.
+#pragma once
+#include <immintrin.h>
+#include <cstdint>
+
+namespace {
+
+struct vf { __m256 a, b; };
+struct vi { __m256i a, b; };
+struct vb { __m256i a, b; };
+
+constexpr int kFloatRows = 4, kFloatPanels = 1, kQuantRows = 4;
+constexpr bool kOffset8 = false;  // dot4_s8 is a signed product here
+
+inline vf vload(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void vstore(float* p, vf x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+inline vf vset1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline vf vadd(vf x, vf y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline vf vsub(vf x, vf y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline vf vmul(vf x, vf y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline vf vdiv(vf x, vf y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline vf vfma(vf x, vf y, vf z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline vf vmax(vf x, vf y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline vf vmin(vf x, vf y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline vf vabs(vf x) {
+  const __m256 sign = _mm256_set1_ps(-0.0f);
+  return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+}
+inline float sfma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline vf vround(vf x) {
+  return {_mm256_round_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+          _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+inline vi vto_int(vf x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+inline vf vto_float(vi x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline vi viset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline __m256 pow2_half(__m256 n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+inline vf vpow2(vf n) { return {pow2_half(n.a), pow2_half(n.b)}; }
+
+inline __m256 bf16_half(const uint16_t* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+inline vf vload_bf16(const uint16_t* p) { return {bf16_half(p), bf16_half(p + 8)}; }
+inline vf vload_f16(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+inline void vstore_f16(uint16_t* p, vf x) {
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline void vstore_i8(int8_t* p, vi x) {
+  alignas(32) int32_t lanes[16];
+  _mm256_store_si256((__m256i*)lanes, x.a);
+  _mm256_store_si256((__m256i*)(lanes + 8), x.b);
+  for (int i = 0; i < 16; i++) p[i] = (int8_t)lanes[i];
+}
+
+inline float hsum(vf x) {
+  __m256 s = _mm256_add_ps(x.a, x.b);
+  __m128 c = _mm_add_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  c = _mm_add_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
+}
+inline float hmax(vf x) {
+  __m256 s = _mm256_max_ps(x.a, x.b);
+  __m128 c = _mm_max_ps(_mm256_castps256_ps128(s), _mm256_extractf128_ps(s, 1));
+  c = _mm_max_ps(c, _mm_movehl_ps(c, c));
+  return _mm_cvtss_f32(_mm_max_ss(c, _mm_shuffle_ps(c, c, 1)));
+}
+inline int32_t hsum_int(vi x) {
+  alignas(32) int32_t lanes[8];
+  _mm256_store_si256((__m256i*)lanes, _mm256_add_epi32(x.a, x.b));
+  int32_t sum = 0;
+  for (int i = 0; i < 8; i++) sum += lanes[i];
+  return sum;
+}
+
+inline vb vload_bytes(const uint8_t* p) {
+  return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+}
+inline vb vlow_nibbles(vb x) {
+  const __m256i mask = _mm256_set1_epi8(15);
+  return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
+}
+inline vb vhigh_nibbles(vb x) { return vlow_nibbles({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}); }
+// Pairs of products stay below 2^15 because w < 128 and |x| <= 127.
+inline __m256i dot4_half(__m256i acc, __m256i w, __m256i x) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
+}
+inline vi dot4_u7(vi acc, vb w, int32_t x) {
+  const __m256i xx = _mm256_set1_epi32(x);
+  return {dot4_half(acc.a, w.a, xx), dot4_half(acc.b, w.b, xx)};
+}
+// w is stored + 128. |w| * sign(x, w) is the signed product with an unsigned left side, again below 2^15 in pairs.
+inline __m256i dot4_signed_half(__m256i acc, __m256i w, __m256i x) {
+  w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
+  return dot4_half(acc, _mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+}
+inline vi dot4_s8(vi acc, vb w, int32_t x) {
+  const __m256i xx = _mm256_set1_epi32(x);
+  return {dot4_signed_half(acc.a, w.a, xx), dot4_signed_half(acc.b, w.b, xx)};
+}
+
+inline void transpose16(const vf in[16], float* out) {
+  for (int half = 0; half < 2; half++) {    // d in [8 * half, 8 * half + 8)
+    for (int quad = 0; quad < 2; quad++) {  // lanes [8 * quad, 8 * quad + 8)
+      __m256 r[8], a[8], b[8];
+      for (int i = 0; i < 8; i++) r[i] = half ? in[8 * quad + i].b : in[8 * quad + i].a;
+      for (int i = 0; i < 8; i += 2) {
+        a[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        a[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+      }
+      for (int i = 0; i < 8; i += 4) {
+        b[i] = _mm256_shuffle_ps(a[i], a[i + 2], 0x44);
+        b[i + 1] = _mm256_shuffle_ps(a[i], a[i + 2], 0xee);
+        b[i + 2] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+        b[i + 3] = _mm256_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+      }
+      for (int c = 0; c < 4; c++) {
+        _mm256_storeu_ps(out + 16 * (8 * half + c) + 8 * quad, _mm256_permute2f128_ps(b[c], b[4 + c], 0x20));
+        _mm256_storeu_ps(out + 16 * (8 * half + 4 + c) + 8 * quad, _mm256_permute2f128_ps(b[c], b[4 + c], 0x31));
+      }
+    }
+  }
+}
+
+}  // namespace
