@@ -88,10 +88,10 @@ def hf_model(variant: str) -> Any:
     return hf
 
 
-def small_decoder(hf: Any, *, batch_invariant: bool = False) -> Decoder:
+def small_decoder(hf: Any, *, batch_invariant: bool = False, dtype: torch.dtype = torch.float32) -> Decoder:
     config = config_from_dict(hf.config.to_dict() | {"architectures": [type(hf).__name__]})
     weights = {name: tensor.detach() for name, tensor in hf.state_dict().items()}
-    return Decoder(config, weights, dtype=torch.float32, device="cpu", batch_invariant=batch_invariant)
+    return Decoder(config, weights, dtype=dtype, device="cpu", batch_invariant=batch_invariant)
 
 
 def kv_cache(decoder: Decoder, num_slots: int) -> torch.Tensor:
