@@ -20,8 +20,11 @@ from paceline.core.tree import DraftTree
 
 
 class Verifier(Protocol):
-    name: str
-    lossless: bool
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def lossless(self) -> bool: ...
 
     def verify(
         self,

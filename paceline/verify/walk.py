@@ -45,38 +45,34 @@ def run_walks(
 ) -> list[VerifyResult]:
     """Drive every walk to its end. A request whose rows cannot be sampled ends alone, with the error."""
     root_rows = _root_rows(drafts)
-    results: list[VerifyResult | None] = [None] * len(walks)
-    wanted = {i: next(walk) for i, walk in enumerate(walks)}
-    while wanted:
+    states = [_advance(walk, None) for walk in walks]
+    while waiting := {i: state for i, state in enumerate(states) if not isinstance(state, Path | RequestFailedError)}:
         rows = [
             NodeRow(requests[i], _path_tokens(drafts[i], node), root_rows[i] + 1 + node)
-            for i, nodes in wanted.items()
+            for i, nodes in waiting.items()
             for node in nodes
         ]
         answers = iter(answer(rows, logits))
-        for i, nodes in list(wanted.items()):
-            own = [next(answers) for _ in nodes]
-            outcome = _advance(walks[i], own)
-            if isinstance(outcome, Path | RequestFailedError):
-                results[i] = _result(outcome, requests[i], drafts[i], root_rows[i], logits)
-                del wanted[i]
-            else:
-                wanted[i] = outcome
-    return [result for result in results if result is not None]
+        for i, nodes in waiting.items():
+            states[i] = _advance(walks[i], [next(answers) for _ in nodes])
+    outcomes = [state for state in states if isinstance(state, Path | RequestFailedError)]
+    return [
+        _result(*each, logits) for each in zip(outcomes, requests, drafts, root_rows, strict=True)
+    ]
 
 
 def _advance(
-    walk: Walk[Answer], answers: Sequence[Answer | RequestFailedError]
+    walk: Walk[Answer], answers: Sequence[Answer | RequestFailedError] | None
 ) -> Sequence[int] | Path | RequestFailedError:
-    """Send the answers; what comes back is the nodes wanted next, or the end of the walk."""
+    """Send the answers (None to start); what comes back is the nodes wanted next, or the end of the walk."""
     usable: list[Answer] = []
-    for one in answers:
+    for one in answers or ():
         if isinstance(one, RequestFailedError):
             walk.close()
             return one
         usable.append(one)
     try:
-        return walk.send(usable)
+        return next(walk) if answers is None else walk.send(usable)
     except StopIteration as stop:
         path: Path = stop.value
         return path

@@ -1,0 +1,55 @@
+"""R5, block verification: a chain is judged as a whole, and never does worse than R2.
+
+    w_0 = 1,  w_i = min(1, w_{i-1} p(x_i) / q(x_i))         how much of the block up to i the target wants
+    S_i = sum (w_i p(.) - q(.))+  at the next position        mass still to be handed out there
+    h_i = S_i / (S_i + 1 - w_i) for i < K,  h_K = w_K
+
+Every i gets its own coin with probability h_i, and the *last* i that comes up is where the block is cut: a failed coin
+before it does not matter. The next token is drawn from norm((w_i p - q)+), or from p after the whole block.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from paceline.core.tree import DraftTree
+from paceline.ops.random import Purpose
+from paceline.verify.dice import Dice
+from paceline.verify.multi_step import require_chain
+from paceline.verify.residual import draft_distribution
+from paceline.verify.walk import ROOT, Path, Walk
+
+
+def block_walk(tree: DraftTree, dice: Dice) -> Walk[Tensor]:
+    require_chain(tree, "block", "multi_step")
+    length = len(tree)
+    p = yield (ROOT, *range(length))  # p[i]: the distribution after i draft tokens
+    q = [draft_distribution(tree, node, len(p[0])) for node in range(length)]  # q[i]: of token i + 1
+    wanted = block_weights(tree.token_ids, p, q)
+    cut = 0
+    for i in range(1, length + 1):
+        if dice.accept(stay_probability(i, wanted, p, q), Purpose.ACCEPT, i):
+            cut = i
+    accepted = list(range(cut))
+    if cut == length:
+        return Path(accepted, dice.choose(p[cut], Purpose.BONUS))
+    left = (wanted[cut] * p[cut] - q[cut]).clamp_(min=0.0)
+    # Nothing left means that this cut has probability 0 but for rounding; p itself is then right.
+    return Path(accepted, dice.choose(left if float(left.sum()) > 0.0 else p[cut], Purpose.RECOVER))
+
+
+def block_weights(tokens: Sequence[int], p: Sequence[Tensor], q: Sequence[Tensor]) -> list[float]:
+    """w_0 .. w_K."""
+    weights = [1.0]
+    for token, p_here, q_here in zip(tokens, p, q, strict=False):  # p has one more, after the whole block
+        weights.append(min(1.0, weights[-1] * float(p_here[token]) / float(q_here[token])))
+    return weights
+
+
+def stay_probability(i: int, wanted: Sequence[float], p: Sequence[Tensor], q: Sequence[Tensor]) -> float:
+    """h_i for i in 1..K."""
+    if i == len(q):
+        return wanted[i]
+    left = float((wanted[i] * p[i] - q[i]).clamp_(min=0.0).sum())
+    denominator = left + 1.0 - wanted[i]
+    return left / denominator if denominator > 0.0 else 1.0  # w_i = 1 and p = q next: cannot fail
