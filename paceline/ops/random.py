@@ -62,6 +62,15 @@ def keyed_coin(key: int) -> float:
     return ((_mix64(key ^ 0xD1B54A32D192ED03) >> 12) + 0.5) * 2.0**-52
 
 
+def pick(u: float, probs: Tensor) -> int:  # [vocab] float64, any positive sum
+    """The token in whose share of [0, total) u falls; tokens of probability 0 have no share."""
+    cumulative = probs.cumsum(0)
+    token = int(torch.searchsorted(cumulative, cumulative[-1] * u, right=True))
+    if token < len(probs):
+        return token
+    return int(probs.nonzero()[-1])  # u * total was rounded up to the total itself
+
+
 def _logical_shift(x: Tensor, bits: int) -> Tensor:
     """x >> bits on the unsigned reading of int32; the operator itself would drag the sign along."""
     return (x >> bits).bitwise_and_((1 << 32 - bits) - 1)

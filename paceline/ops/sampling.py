@@ -24,9 +24,18 @@ from paceline.ops.random import GUMBEL_MAX, GUMBEL_MIN, Purpose, keyed_gumbel, n
 from paceline.ops.sampling_check import check_sampling
 from paceline.ops.sampling_edits import NodeRow, edit_logits, needs_edit
 from paceline.ops.sampling_logprobs import token_logprobs
-from paceline.ops.sampling_truncate import NOTHING_TO_SAMPLE, FloatRow, shortlist, truncated_scores
+from paceline.ops.sampling_truncate import NOTHING_TO_SAMPLE, FloatRow, IdRow, shortlist, truncated_scores
 
-__all__ = ["NodeRow", "check_sampling", "choose_tokens", "target_probs", "token_logprobs"]
+__all__ = [
+    "NodeRow",
+    "check_sampling",
+    "choose_tokens",
+    "host_logits",
+    "noisy_scores",
+    "row_probs",
+    "target_probs",
+    "token_logprobs",
+]
 
 T = TypeVar("T")
 
@@ -46,7 +55,7 @@ def target_probs(rows: Sequence[NodeRow], logits: Tensor) -> list[Tensor | Reque
     host = logits if logits.device.type == "cpu" else logits[[row.logits_row for row in rows]].cpu()
     if host is not logits:
         rows = [NodeRow(row.request, row.draft_ids, i) for i, row in enumerate(rows)]
-    return [_guarded(_probs_on_host, row, host) for row in rows]
+    return [_guarded(row_probs, row, host) for row in rows]
 
 
 def _guarded(compute: Callable[[NodeRow, Tensor], T], row: NodeRow, logits: Tensor) -> T | RequestFailedError:
@@ -68,19 +77,23 @@ def _greedy(logits: FloatRow) -> int:  # [vocab]
     return best
 
 
-def _choose_on_host(row: NodeRow, logits: Tensor) -> int:
-    values = _edited(row, logits).numpy()
-    params = row.request.sampling_params
-    if params.greedy:
-        return _greedy(values)
-    ids, scores = shortlist(values, params, floor=_NOISE_REACH)
+def host_logits(row: NodeRow, logits: Tensor) -> FloatRow:  # -> [vocab]
+    """The row's logits after the options that edit them."""
+    values: FloatRow = _edited(row, logits).numpy()
+    return values
+
+
+def noisy_scores(row: NodeRow, values: FloatRow) -> tuple[IdRow, FloatRow]:
+    """The tokens that are left and their scores with the target's noise; the best of them is the target's token."""
+    ids, scores = shortlist(values, row.request.sampling_params, floor=_NOISE_REACH)
     key = noise_key(row.request.seed, row.position, Purpose.SAMPLE)
-    noise = keyed_gumbel([key], len(values), torch.from_numpy(ids))[0].numpy()
-    return int(ids[(scores + noise).argmax()])
+    scores += keyed_gumbel([key], len(values), torch.from_numpy(ids))[0].numpy()
+    return ids, scores
 
 
-def _probs_on_host(row: NodeRow, logits: Tensor) -> Tensor:
-    values = _edited(row, logits).numpy()
+def row_probs(row: NodeRow, logits: Tensor) -> Tensor:  # -> [vocab] float64
+    """The distribution that is left after all options; temperature 0 puts everything on the argmax."""
+    values = host_logits(row, logits)
     params = row.request.sampling_params
     probs = torch.zeros(len(values), dtype=torch.float64)
     if params.greedy:
@@ -90,6 +103,14 @@ def _probs_on_host(row: NodeRow, logits: Tensor) -> Tensor:
     weights = np.exp(scores, dtype=np.float64)
     probs.numpy()[ids] = weights / weights.sum()
     return probs
+
+
+def _choose_on_host(row: NodeRow, logits: Tensor) -> int:
+    values = host_logits(row, logits)
+    if row.request.sampling_params.greedy:
+        return _greedy(values)
+    ids, scores = noisy_scores(row, values)
+    return int(ids[scores.argmax()])
 
 
 def _choose_on_device(rows: Sequence[NodeRow], logits: Tensor) -> list[int | RequestFailedError]:

@@ -15,7 +15,7 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
         if params.min_tokens > 0 and set(params.allowed_token_ids) <= set(params.stop_token_ids):
             raise InvalidOptionError(
                 f"allowed_token_ids {list(params.allowed_token_ids)} holds only stop tokens, and min_tokens "
-                f"{params.min_tokens} holds those back: nothing could be sampled. Allow another token or drop min_tokens"
+                f"{params.min_tokens} holds those back: nothing could be sampled. Allow another token"
             )
     for processor in params.logits_processors:
         if not callable(processor):

@@ -7,11 +7,10 @@ the real rule emits; and in the engine `KeyedDice` makes each decision a pure fu
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from paceline.core.request import Request
-from paceline.ops.random import Purpose, keyed_coin, noise_key
+from paceline.ops.random import Purpose, keyed_coin, noise_key, pick
 
 
 class Dice(Protocol):
@@ -41,12 +40,3 @@ class KeyedDice:
 def accepts(u: float, probability: float) -> bool:
     """Strictly below: nothing of probability 0 gets through, not even at u = 0."""
     return u < probability
-
-
-def pick(u: float, probs: Tensor) -> int:  # [vocab] float64, any positive sum
-    """The token in whose share of [0, total) u falls; tokens of probability 0 have no share."""
-    cumulative = probs.cumsum(0)
-    token = int(torch.searchsorted(cumulative, cumulative[-1] * u, right=True))
-    if token < len(probs):
-        return token
-    return int(probs.nonzero()[-1])  # u * total was rounded up to the total itself

@@ -56,9 +56,7 @@ def run_walks(
         for i, nodes in waiting.items():
             states[i] = _advance(walks[i], [next(answers) for _ in nodes])
     outcomes = [state for state in states if isinstance(state, Path | RequestFailedError)]
-    return [
-        _result(*each, logits) for each in zip(outcomes, requests, drafts, root_rows, strict=True)
-    ]
+    return [_result(*each, logits) for each in zip(outcomes, requests, drafts, root_rows, strict=True)]
 
 
 def _advance(
