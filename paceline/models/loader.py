@@ -65,8 +65,8 @@ def load_model(
     *,
     dtype: str = "auto",  # float32 on a CPU, bfloat16 on CUDA
     device: str = "auto",
-    quantization: str | None = None,  # native kernels only; None: widened weights
-    batch_invariant: bool | None = None,  # None: where it costs nothing
+    quantization: str | None = None,  # native kernels only: "int8", or "gguf" for the file's own blocks
+    batch_invariant: bool | None = None,  # None: where it costs nothing, that is in the native kernels
     num_threads: int | None = None,
     kernels: str = "auto",
     quiet: bool = False,
@@ -74,13 +74,13 @@ def load_model(
     """Resolve, read and build a model. `num_threads` sets PyTorch's threads where PyTorch computes."""
     target = _device(device)
     torch_dtype = _dtype(dtype, target)
-    use_native = _use_native(kernels, target, torch_dtype, quantization, batch_invariant)
+    use_native = _use_native(kernels, target, quantization)
     if num_threads is not None and num_threads < 1:
         raise InvalidOptionError(f"num_threads must be at least 1, but is {num_threads}")
     path = resolve_model(model, progress=not quiet)
     config = load_config(path)
     tokenizer = load_tokenizer(path)
-    weights = load_weights(path, config, keep_quantized=quantization is not None)
+    weights = load_weights(path, config, keep_quantized=quantization == "gguf")
     decoder: TargetDecoder
     if use_native:
         from paceline.models.native import NativeDecoder
@@ -132,27 +132,22 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
     return DTYPES[dtype]
 
 
-def _use_native(
-    kernels: str,
-    device: torch.device,
-    dtype: torch.dtype,
-    quantization: str | None,
-    batch_invariant: bool | None,
-) -> bool:
+def _use_native(kernels: str, device: torch.device, quantization: str | None) -> bool:
     """Native kernels wherever they can do what was asked; refuse what nobody can."""
+    from paceline.ops import native
+
     if kernels not in KERNELS:
         raise InvalidOptionError(f"kernels must be one of {', '.join(KERNELS)}, but is {kernels!r}")
-    possible = device.type == "cpu" and dtype == torch.float32
-    if kernels == "native" and not possible:
-        raise InvalidOptionError(f"native kernels run float32 on a CPU, not {dtype} on {device.type}")
-    if kernels != "torch" and possible:
-        from paceline.ops.native import available
-
-        if available():
+    if kernels == "native" and device.type != "cpu":
+        raise InvalidOptionError(f"the native kernels run on a CPU, not on {device.type}: leave kernels='native' out")
+    if kernels != "torch" and device.type == "cpu":
+        if native.available():
             return True
         if kernels == "native":
-            raise InvalidOptionError("kernels='native' was asked for, but the native kernels are not built")
-        logger.warning("The native CPU kernels are not built: running on PyTorch, which is slower.")
+            raise InvalidOptionError(f"kernels='native' was asked for, but: {native.unavailable_reason()}")
+        logger.warning(
+            "Running on PyTorch, which is slower, without the native kernels: %s", native.unavailable_reason()
+        )
     if quantization is not None:
         raise InvalidOptionError(
             f"quantization={quantization!r} needs the native CPU kernels; leave it out to run on PyTorch"
