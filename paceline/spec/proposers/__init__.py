@@ -59,6 +59,28 @@ PROPOSERS: dict[str, Method] = {
         },
         _check_ngram,
     ),
+    "suffix": Method(
+        "paceline.spec.proposers.suffix:SuffixProposer",
+        "suffix decoding: all places where the text's end stood before, here or in past outputs, vote",
+        _size(16, 16)
+        | {
+            "suffix_decoding_max_tree_depth": Option(24, whole(1, 128), "longest match looked for"),
+            "suffix_decoding_max_cached_requests": Option(10_000, whole(0, 10**9), "past outputs kept, 0: none"),
+            "suffix_decoding_max_cached_tokens": Option(1 << 18, whole(0, 1 << 30), "tokens of past outputs kept"),
+            "suffix_decoding_max_spec_factor": Option(4.0, real(0.0, 64.0), "draft length over match length"),
+            "suffix_decoding_min_token_prob": Option(0.03, real(0.0, 1.0), "least probability of a path"),
+        },
+    ),
+    "prediction": Method(
+        "paceline.spec.proposers.prediction:PredictionProposer",
+        "the client's expected text, realigned after each mismatch",
+        _size(24, 24),
+    ),
+    "recycling": Method(
+        "paceline.spec.proposers.recycling:RecyclingProposer",
+        "token recycling: the target's own likeliest successors of each token fill a tree",
+        _size(6, 40) | {"recycling_top_k": Option(8, whole(1, 64), "successors kept for each token")},
+    ),
     "oracle": Method(
         "paceline.spec.proposers.oracle:OracleProposer",
         "drafts known outputs with a chosen accuracy and tree shape: for tests and the lab",

@@ -22,7 +22,7 @@ class NgramProposer:
     needs = Needs()
 
     def __init__(self, services: Services, largest: Budget, *, prompt_lookup_min: int, prompt_lookup_max: int) -> None:
-        self._min_n, self._max_n = prompt_lookup_min, prompt_lookup_max
+        self._sizes = range(prompt_lookup_min, prompt_lookup_max + 1)
         self._indexes: dict[str, NgramIndex] = {}
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
@@ -36,8 +36,8 @@ class NgramProposer:
         tokens = request.token_ids
         index = self._indexes.get(request.request_id)
         if index is None:
-            index = self._indexes[request.request_id] = NgramIndex(self._min_n, self._max_n)
-        index.extend(tokens)
+            index = self._indexes[request.request_id] = NgramIndex(self._sizes)
+        index.extend(tokens, len(tokens) - 1)  # n-grams that end at the last token would find themselves
         if budget.num_nodes < 1 or budget.max_depth < 1:
             return EMPTY_TREE
         trie = Trie()
