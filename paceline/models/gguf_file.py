@@ -1,6 +1,6 @@
 """GGUF files: config and weights of the Llama family, under Hugging Face names.
 
-The `gguf` package parses the container; this file says what the content means. Two things need care. Files of the
+gguf_header.py parses the container; this file says what the content means. Two things need care. Files of the
 `llama` architecture store the rows of q and k in another order (rotary pairs side by side), which is undone here, on
 whole rows, so it works on quantized blocks just as well. And Llama 3's rotary scaling is stored as a tensor of finished
 factors instead of the numbers that made them; the numbers are recognised and put back.
@@ -14,7 +14,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,6 +23,7 @@ from paceline.core.weights import QuantizedTensor
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.config import config_from_dict
 from paceline.models.dequantize import dequantize
+from paceline.models.gguf_header import Header, StoredTensor
 from paceline.models.rope import llama3_slowdown
 
 GGUF_ARCHITECTURES = {
@@ -62,13 +62,13 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._reader = gguf.GGUFReader(path)
-        except (ValueError, KeyError, IndexError, OverflowError, OSError) as error:
+            header = Header(path)
+        except (ValueError, OSError) as error:
             raise ModelLoadError(
-                f"{path} is not a whole GGUF file ({error}). The download was probably cut short: "
+                f"{path} is not a whole GGUF file: {error}. The download was probably cut short: "
                 "delete the file and fetch it again."
             ) from error
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self._fields, self._tensors = header.fields, header.tensors
         self.architecture = str(self.field("general.architecture", "?"))
         if self.architecture not in GGUF_ARCHITECTURES:
             raise UnsupportedModelError(
@@ -80,8 +80,7 @@ class GgufFile:
         """A metadata value; {arch} in the key stands for the architecture."""
         if "{arch}" in key:
             key = key.replace("{arch}", self.architecture)
-        found = self._reader.get_field(key)
-        return default if found is None else found.contents()
+        return self._fields.get(key, default)
 
     def config(self) -> ModelConfig:
         return config_from_dict(self.config_dict(), source=str(self.path))
@@ -99,7 +98,7 @@ class GgufFile:
         return {
             "architectures": [GGUF_ARCHITECTURES[self.architecture]],
             "model_type": self.architecture,
-            "vocab_size": int(self._tensor("token_embd.weight").shape[1]),
+            "vocab_size": int(self._tensor("token_embd.weight").shape[0]),
             "hidden_size": self._number("{arch}.embedding_length"),
             "intermediate_size": self._number("{arch}.feed_forward_length"),
             "num_hidden_layers": self._number("{arch}.block_count"),
@@ -140,22 +139,23 @@ class GgufFile:
         return weights
 
     def _unpermuted(self, name: str) -> Tensor | QuantizedTensor:
-        data = np.array(self._tensor(name).data)  # a copy: the file may go away
-        kind = self._tensor(name).tensor_type.name
+        stored = self._tensor(name)
+        num_rows = stored.shape[0]
+        data = stored.data.reshape(num_rows, -1)  # [rows, bytes of a row]
         if self.architecture == "llama" and (match := re.search(r"\.attn_([qk])\.(weight|bias)$", name)):
             key = "{arch}.attention.head_count" + ("_kv" if match[1] == "k" else "")
-            data = data[_rope_row_order(len(data), self._number(key))]
-        if kind in QUANTIZED_TYPES:
-            columns, rows = (int(size) for size in self._tensor(name).shape)
-            return QuantizedTensor(torch.from_numpy(data), kind, (rows, columns))
-        if kind in PLAIN_TYPES:
-            return torch.from_numpy(data).view(PLAIN_TYPES[kind])
+            data = data[_rope_row_order(num_rows, self._number(key))]
+        copy = torch.from_numpy(np.array(data))  # the file may go away
+        if stored.kind in PLAIN_TYPES:
+            return copy.view(PLAIN_TYPES[stored.kind]).view(stored.shape)
+        if stored.kind in QUANTIZED_TYPES and len(stored.shape) == 2:
+            return QuantizedTensor(copy, stored.kind, (stored.shape[0], stored.shape[1]))
         raise UnsupportedModelError(
-            f"{self.path}: {name} is stored as {kind}, which is not supported. "
+            f"{self.path}: {name} is stored as {stored.kind}, which is not supported. "
             f"Known: {', '.join((*PLAIN_TYPES, *QUANTIZED_TYPES))}."
         )
 
-    def _tensor(self, name: str) -> gguf.ReaderTensor:
+    def _tensor(self, name: str) -> StoredTensor:
         if name not in self._tensors:
             raise ModelLoadError(f"{self.path} lacks the tensor {name}. Fetch the file again.")
         return self._tensors[name]
@@ -192,7 +192,7 @@ class GgufFile:
         return scaling
 
     def _llama3_scaling(self, head_dim: int) -> dict[str, Any] | None:
-        factors = torch.from_numpy(np.array(self._tensor(ROPE_FACTORS).data, dtype=np.float32))
+        factors = torch.from_numpy(np.array(self._tensor(ROPE_FACTORS).data.view(np.float32)))
         if bool((factors == 1.0).all()):
             return None
         scaling = RopeScaling("llama3", float(factors.max()), LLAMA3_ORIGINAL_CONTEXT)
