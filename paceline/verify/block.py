@@ -22,28 +22,25 @@ from paceline.verify.walk import ROOT, Path, Walk
 
 def block_walk(tree: DraftTree, dice: Dice) -> Walk[Tensor]:
     require_chain(tree, "block", "multi_step")
-    length = len(tree)
-    p = yield (ROOT, *range(length))  # p[i]: the distribution after i draft tokens
-    q = [draft_distribution(tree, node, len(p[0])) for node in range(length)]  # q[i]: of token i + 1
-    wanted = block_weights(tree.token_ids, p, q)
+    p = list((yield (ROOT,)))  # p[i]: the distribution after i draft tokens
+    q = [draft_distribution(tree, node, len(p[0])) for node in range(len(tree))]  # q[i]: of token i + 1
+    wanted = [1.0]  # w_0, w_1, ...
+    for node, token in enumerate(tree.token_ids):
+        weight = min(1.0, wanted[-1] * float(p[node][token]) / float(q[node][token]))
+        if weight <= 0.0:  # the target never goes this way, so there is nothing to look at further down
+            break
+        wanted.append(weight)
+        p += yield (node,)
     cut = 0
-    for i in range(1, length + 1):
+    for i in range(1, len(wanted)):
         if dice.accept(stay_probability(i, wanted, p, q), Purpose.ACCEPT, i):
             cut = i
     accepted = list(range(cut))
-    if cut == length:
+    if cut == len(tree):
         return Path(accepted, dice.choose(p[cut], Purpose.BONUS))
     left = (wanted[cut] * p[cut] - q[cut]).clamp_(min=0.0)
     # Nothing left means that this cut has probability 0 but for rounding; p itself is then right.
     return Path(accepted, dice.choose(left if float(left.sum()) > 0.0 else p[cut], Purpose.RECOVER))
-
-
-def block_weights(tokens: Sequence[int], p: Sequence[Tensor], q: Sequence[Tensor]) -> list[float]:
-    """w_0 .. w_K."""
-    weights = [1.0]
-    for token, p_here, q_here in zip(tokens, p, q, strict=False):  # p has one more, after the whole block
-        weights.append(min(1.0, weights[-1] * float(p_here[token]) / float(q_here[token])))
-    return weights
 
 
 def stay_probability(i: int, wanted: Sequence[float], p: Sequence[Tensor], q: Sequence[Tensor]) -> float:
