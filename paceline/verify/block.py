@@ -48,5 +48,5 @@ def stay_probability(i: int, wanted: Sequence[float], p: Sequence[Tensor], q: Se
     if i == len(q):
         return wanted[i]
     left = float((wanted[i] * p[i] - q[i]).clamp_(min=0.0).sum())
-    denominator = left + 1.0 - wanted[i]
+    denominator = left + (1.0 - wanted[i])
     return left / denominator if denominator > 0.0 else 1.0  # w_i = 1 and p = q next: cannot fail
