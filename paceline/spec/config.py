@@ -7,7 +7,7 @@ The keys are vLLM's where it has one. A key that is unknown, or that belongs to 
 ('ngram', 6, 3)
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
 
@@ -81,7 +81,20 @@ def _fill(row: Method, given: Mapping[str, Any]) -> dict[str, Any]:
         default_nodes = row.options["node_budget"].default
         chain = default_nodes == default_depth
         filled["node_budget"] = depth if chain else max(depth, default_nodes)
+    if isinstance(members := filled.get("members", row.default("members")), Sequence) and not isinstance(members, str):
+        filled["members"] = [_share_size(row, filled, member) for member in members]
     return filled
+
+
+def _share_size(row: Method, filled: Mapping[str, Any], member: Any) -> Any:
+    """A member may fill the whole tree, unless it was given a size of its own."""
+    if isinstance(member, SpeculativeConfig):
+        return member
+    given = {"method": member} if isinstance(member, str) else member
+    if not isinstance(given, Mapping):
+        return given  # the check of `members` says what is wrong with it
+    sizes = {key: filled.get(key, row.default(key)) for key in ("num_speculative_tokens", "node_budget")}
+    return sizes | {key: value for key, value in given.items() if value is not None}
 
 
 def _explain_foreign(given: Mapping[str, Any], method: str, known: tuple[str, ...]) -> list[str]:

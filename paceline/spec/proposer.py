@@ -27,6 +27,16 @@ class Needs:
     draft_probs: bool = False  # it can say what distribution its tokens were drawn from
 
 
+def union(needs: Sequence[Needs]) -> Needs:
+    """What several proposers need together."""
+    return Needs(
+        logits=any(n.logits for n in needs),
+        hidden_layers=tuple(sorted({layer for n in needs for layer in n.hidden_layers})),
+        lookahead_slots=max((n.lookahead_slots for n in needs), default=0),
+        draft_probs=any(n.draft_probs for n in needs),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
     """How much one request's next tree may hold."""

@@ -16,7 +16,7 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.spec.choice import PLAIN, Choice, choose
 from paceline.spec.config import SpeculativeConfig
-from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
+from paceline.spec.proposer import Budget, Needs, Proposer, StepContext, union
 from paceline.spec.proposers import build_proposer
 from paceline.spec.services import Services
 from paceline.spec.statistics import MethodStats
@@ -35,13 +35,7 @@ class Speculator:
     @property
     def needs(self) -> Needs:
         """What all proposers in use need together; grows when a request brings a new method."""
-        needs = [proposer.needs for proposer in self._proposers.values()]
-        return Needs(
-            logits=any(n.logits for n in needs),
-            hidden_layers=tuple(sorted({layer for n in needs for layer in n.hidden_layers})),
-            lookahead_slots=max((n.lookahead_slots for n in needs), default=0),
-            draft_probs=any(n.draft_probs for n in needs),
-        )
+        return union([proposer.needs for proposer in self._proposers.values()])
 
     @property
     def num_lookahead_tokens(self) -> int:

@@ -5,7 +5,7 @@ belong to it. Every method has `num_speculative_tokens` (the longest path) and `
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,10 @@ class Method:
     cross_check: Callable[[Mapping[str, Any]], None] | None = None  # options that must agree with each other
     per_request: bool = True  # a request may choose it although the engine was not set up with it
 
+    def default(self, option: str) -> Any:
+        """An option's default; None where the method has no such option."""
+        return self.options[option].default if option in self.options else None
+
     def build(self, services: Services, options: Mapping[str, Any]) -> Proposer:
         module, _, name = self.target.partition(":")
         others = dict(options)
@@ -45,6 +49,19 @@ def _check_ngram(options: Mapping[str, Any]) -> None:
     low, high = options["prompt_lookup_min"], options["prompt_lookup_max"]
     if low > high:
         raise InvalidOptionError(f"prompt_lookup_min {low} is above prompt_lookup_max {high}: lower the first")
+
+
+def _members(name: str, value: Any) -> Any:
+    """Names or configurations, parsed; a merge of merges would only hide who drafted what."""
+    from paceline.spec.config import SpeculativeConfig  # reads this table
+
+    if isinstance(value, str) or not isinstance(value, Sequence) or not value:
+        raise InvalidOptionError(f"{name} must be a list such as ['ngram', 'suffix'], got {value!r}")
+    members = tuple(SpeculativeConfig.parse(member) for member in value)
+    for member in members:
+        if member is None or member.method in ("merge", "none"):
+            raise InvalidOptionError(f"{name} must be drafting methods other than merge and none, got {value!r}")
+    return members
 
 
 PROPOSERS: dict[str, Method] = {
@@ -80,6 +97,11 @@ PROPOSERS: dict[str, Method] = {
         "paceline.spec.proposers.recycling:RecyclingProposer",
         "token recycling: the target's own likeliest successors of each token fill a tree",
         _size(6, 40) | {"recycling_top_k": Option(8, whole(1, 64), "successors kept for each token")},
+    ),
+    "merge": Method(
+        "paceline.spec.proposers.merge:MergeProposer",
+        "several methods on one tree; the budget goes to the likeliest nodes",
+        _size(16, 32) | {"members": Option(("ngram", "suffix", "recycling"), _members, "names or configurations")},
     ),
     "oracle": Method(
         "paceline.spec.proposers.oracle:OracleProposer",

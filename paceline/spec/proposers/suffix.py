@@ -13,7 +13,6 @@ long as `factor` x match length allows and ends where the path's probability fal
 import heapq
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
@@ -30,21 +29,10 @@ PROMPT_TAIL = 4  # prompt tokens kept before a past output, so that its first to
 AGREEMENT_WEIGHT = 2.0  # how much more a place weighs for each further token that matches
 
 
-@dataclass(slots=True)
-class Place:
-    """A continuation: text[at] is what it says comes next."""
-
-    text: Sequence[int]
-    start: int  # where it began: a place that reaches the end of the text goes round again
-    at: int
-    match: int  # tokens before `start` that agree with the end of the request
-
-    def token(self) -> int:
-        return self.text[self.at]
-
-    def advanced(self) -> "Place":
-        at = self.at + 1
-        return Place(self.text, self.start, self.start if at == len(self.text) else at, self.match)
+# A place is (text, at, start, match, weight): text[at] is what it says comes next; it began at `start` (where a place
+# that reaches the end of the text goes round again), and `match` tokens before `start` agree with the request's end.
+# Plain tuples: a tree is unfolded from dozens of places in a fraction of a millisecond.
+Place = tuple[Sequence[int], int, int, int, float]
 
 
 class SuffixProposer:
@@ -105,8 +93,9 @@ class SuffixProposer:
         suffix = tokens[-self._max_match :]
         for text, source in sources:
             for n, start in itertools.islice(source.matches(suffix), MAX_PLACES):
-                if start < len(text) and text[start] != SEPARATOR:
-                    yield Place(text, start, start, self._measure(text, start, suffix, n))
+                if text[start] != SEPARATOR:  # no place ends at the last token, so `start` is inside the text
+                    match = self._measure(text, start, suffix, n)
+                    yield text, start, start, match, AGREEMENT_WEIGHT**match
 
     @staticmethod
     def _measure(text: Sequence[int], start: int, suffix: Sequence[int], known: int) -> int:
@@ -117,43 +106,45 @@ class SuffixProposer:
         return n
 
     def _unfold(self, places: list[Place], budget: Budget) -> tuple[DraftTree, list[int]]:
+        """The likeliest nodes below the match, and for each the length of the match that it rests on."""
         trie = Trie()
         lengths: list[int] = []
-        order = itertools.count()  # breaks ties, so that places are never compared
-        heap: list[tuple[float, int, int, int, int, float, list[Place]]] = []
-
-        def push_children(parent: int, depth: int, prob: float, here: list[Place]) -> None:
-            longest = max(place.match for place in here)
-            if depth > min(budget.max_depth, max(1, int(self._factor * longest))):
-                return
-            length = min(longest + depth - 1, self._max_match)
-            votes, voters = self._vote(here, longest)
-            total = sum(votes.values())
-            for token, vote in votes.items():
-                share = vote / total * self.reliability.rate(length)
-                if prob * share >= self._min_prob:
-                    entry = (-prob * share, next(order), parent, token, length, share, voters[token])
-                    heapq.heappush(heap, entry)
-
-        depths = {-1: 0}
-        push_children(-1, 1, 1.0, places)
+        # (-chance of the path, tie break, parent, depth, token, length, own chance, places)
+        heap: list[tuple[float, int, int, int, int, int, float, list[Place]]] = []
+        self._push(heap, -1, 1, 1.0, places, budget.max_depth)
         while heap and len(trie) < budget.num_nodes:
-            negative, _, parent, token, length, share, voters = heapq.heappop(heap)
-            node = trie.add(parent, token, share)
-            depths[node] = depths[parent] + 1
+            negative, _, parent, depth, token, length, chance, voters = heapq.heappop(heap)
+            node = trie.add(parent, token, chance)
             lengths.append(length)
-            following = [place.advanced() for place in voters]
-            following = [place for place in following if place.token() != SEPARATOR]
+            following = []
+            for text, at, start, match, weight in voters:
+                at = at + 1 if at + 1 < len(text) else start
+                if text[at] != SEPARATOR:
+                    following.append((text, at, start, match, weight))
             if following:
-                push_children(node, depths[node] + 1, -negative, following)
+                self._push(heap, node, depth + 1, -negative, following, budget.max_depth)
         return trie.tree(), lengths
 
-    @staticmethod
-    def _vote(places: list[Place], longest: int) -> tuple[dict[int, float], dict[int, list[Place]]]:
-        votes: dict[int, float] = {}
+    def _push(
+        self,
+        heap: list[tuple[float, int, int, int, int, int, float, list[Place]]],
+        parent: int,
+        depth: int,
+        prob: float,
+        places: list[Place],
+        max_depth: int,
+    ) -> None:
+        """Offer the children of `parent`: one for each token that a place votes for."""
+        longest = max(place[3] for place in places)
+        if depth > max_depth or depth > max(1, int(self._factor * longest)):
+            return
+        length = min(longest + depth - 1, self._max_match)
         voters: dict[int, list[Place]] = {}
         for place in places:
-            token = place.token()
-            votes[token] = votes.get(token, 0.0) + AGREEMENT_WEIGHT ** (place.match - longest)
-            voters.setdefault(token, []).append(place)
-        return votes, voters
+            voters.setdefault(place[0][place[1]], []).append(place)
+        scale = self.reliability.rate(length) / sum(place[4] for place in places)
+        for token, agreeing in voters.items():
+            chance = scale * sum(place[4] for place in agreeing)
+            if prob * chance >= self._min_prob:
+                entry = (-prob * chance, len(heap), parent, depth, token, length, chance, agreeing)
+                heapq.heappush(heap, entry)

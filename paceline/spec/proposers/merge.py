@@ -1,0 +1,183 @@
+"""`merge`: several drafters, one trie, verified in one pass.
+
+    {"method": "merge", "members": ["ngram", "suffix", "recycling"], "node_budget": 32}
+
+Every member drafts as if the whole budget were its own. Nodes with the same path are joined, and the budget goes to the
+nodes that are likeliest to be accepted, by each member's record (credit.py), the likeliest path first. Each node
+keeps the names of those who drafted it. A member that brings nothing the others do not is asked only now and then.
+
+Members whose tokens are *sampled* from a distribution of their own (SpecInfer's several draft models under rule R3)
+keep their trees whole, side by side, each node with its own q: choosing nodes by what was drawn would bias the output.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.spec.credit import Credit, Guess
+from paceline.spec.proposer import Budget, Proposer, StepContext, union
+from paceline.spec.services import Services
+from paceline.spec.statistics import MEMBER_SEPARATOR
+from paceline.spec.usefulness import Usefulness
+
+if TYPE_CHECKING:
+    from paceline.spec.config import SpeculativeConfig
+
+
+@dataclass(slots=True)
+class Candidates:
+    """The joined trie of everything that was drafted, before the budget cuts it."""
+
+    token_ids: list[int] = field(default_factory=list)
+    guesses: list[list[Guess]] = field(default_factory=list)  # by node
+    children: dict[int, dict[int, int]] = field(default_factory=lambda: {-1: {}})  # node -> token -> child
+
+    def add(self, member: str, tree: DraftTree) -> None:
+        node_of, depths = [-1], [0]  # of the tree's nodes, the root in front
+        num_children: dict[int, int] = {}
+        for i, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
+            above, depth = node_of[parent + 1], depths[parent + 1] + 1
+            node = self.children[above].get(token)
+            if node is None:
+                node = self.children[above][token] = len(self.token_ids)
+                self.token_ids.append(token)
+                self.guesses.append([])
+                self.children[node] = {}
+            rank = num_children.get(parent, 0)
+            num_children[parent] = rank + 1
+            confidence = None if tree.confidence is None else tree.confidence[i]
+            self.guesses[node].append(Guess(member, depth, rank, confidence))
+            node_of.append(node)
+            depths.append(depth)
+
+    def contested(self, parent: int) -> bool:
+        """Do the first choices of the members differ here?"""
+        return sum(any(g.rank == 0 for g in self.guesses[c]) for c in self.children[parent].values()) > 1
+
+
+class MergeProposer:
+    name = "merge"
+
+    def __init__(self, services: Services, largest: Budget, *, members: "Sequence[SpeculativeConfig]") -> None:
+        from paceline.spec.proposers import build_proposer  # the table has a row for this file
+
+        self.members: dict[str, Proposer] = {}
+        self._limits: dict[str, Budget] = {}
+        for config in members:
+            same = sum(name.split("#")[0] == config.method for name in self.members)
+            name = config.method if not same else f"{config.method}#{same + 1}"
+            self.members[name] = build_proposer(config.method, services, config.options)
+            self._limits[name] = Budget(config.node_budget, config.num_speculative_tokens)
+        self.needs = union([member.needs for member in self.members.values()])
+        self.credit = Credit()
+        self.usefulness = Usefulness(list(self.members))
+        self._candidates: dict[str, Candidates] = {}  # request id -> what was drafted last
+
+    def check_params(self, params: SamplingParams) -> None:
+        for member in self.members.values():
+            check = getattr(member, "check_params", None)
+            if check is not None:
+                check(params)
+
+    def observe(self, step: StepContext) -> None:
+        for verified in step.passes:
+            candidates = self._candidates.pop(verified.request.request_id, None)
+            if candidates is not None:
+                self._learn(candidates, verified.new_token_ids)
+        for request in step.gone:
+            self._candidates.pop(request.request_id, None)
+        for name, member in self.members.items():
+            with self.usefulness.timed(name):
+                member.observe(step)
+
+    def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
+        asked = self.usefulness.worth_asking()
+        drafts: dict[str, list[DraftTree]] = {}
+        for name in asked:
+            limit = self._limits[name]
+            own = [Budget(min(b.num_nodes, limit.num_nodes), min(b.max_depth, limit.max_depth)) for b in budgets]
+            with self.usefulness.timed(name):
+                drafts[name] = self.members[name].propose(step, own)
+        merged = []
+        for i, (request, budget) in enumerate(zip(step.requests, budgets, strict=True)):
+            trees = {name: drafts[name][i] for name in asked if drafts[name][i]}
+            if any(tree.draft_probs is not None for tree in trees.values()):
+                merged.append(side_by_side(trees, budget))
+            else:
+                merged.append(self._join(request, trees, budget))
+        return merged
+
+    def _join(self, request: Request, trees: dict[str, DraftTree], budget: Budget) -> DraftTree:
+        if not trees:
+            return EMPTY_TREE
+        candidates = Candidates()
+        for name, tree in trees.items():
+            candidates.add(name, tree)
+        self._candidates[request.request_id] = candidates
+        return self._select(candidates, budget.num_nodes)
+
+    def _select(self, candidates: Candidates, num_nodes: int) -> DraftTree:
+        """The likeliest nodes: a node's chance is its path's, so a parent always comes before its children."""
+        token_ids: list[int] = []
+        parents: list[int] = []
+        members: list[str] = []
+        confidence: list[float] = []
+        heap: list[tuple[float, int, int, float]] = []  # (-chance of the path, candidate, parent in tree, own chance)
+
+        def push(candidate: int, node: int, path: float) -> None:
+            contested = candidates.contested(candidate)
+            for child in candidates.children[candidate].values():
+                chance = self.credit.chance(candidates.guesses[child], contested)
+                heapq.heappush(heap, (-path * chance, child, node, chance))
+
+        push(-1, -1, 1.0)
+        while heap and len(token_ids) < num_nodes:
+            negative, candidate, parent, chance = heapq.heappop(heap)
+            token_ids.append(candidates.token_ids[candidate])
+            parents.append(parent)
+            members.append(MEMBER_SEPARATOR.join(guess.member for guess in candidates.guesses[candidate]))
+            confidence.append(chance)
+            push(candidate, len(token_ids) - 1, -negative)
+        return DraftTree(token_ids, parents, members=members, confidence=confidence)
+
+    def _learn(self, candidates: Candidates, new_token_ids: Sequence[int]) -> None:
+        at = -1
+        hits: list[list[str]] = []
+        for token in new_token_ids:
+            contested = candidates.contested(at)
+            for child in candidates.children[at].values():
+                self.credit.record(candidates.guesses[child], contested, candidates.token_ids[child] == token)
+            following = candidates.children[at].get(token)
+            if following is None:
+                break
+            hits.append([guess.member for guess in candidates.guesses[following]])
+            at = following
+        self.usefulness.record(hits, len(new_token_ids))
+
+
+def side_by_side(trees: dict[str, DraftTree], budget: Budget) -> DraftTree:
+    """The trees under one root, nothing joined. A fixed draft's q is the point mass on its token."""
+    probs = [tree.draft_probs for tree in trees.values() if tree.draft_probs is not None]
+    token_ids: list[int] = []
+    parents: list[int] = []
+    members: list[str] = []
+    rows = []
+    for name, whole in trees.items():
+        # Room was shared beforehand, by counting trees and not tokens.
+        tree = whole.first(budget.num_nodes // len(trees))
+        base = len(token_ids)
+        token_ids += tree.token_ids
+        parents += [-1 if parent < 0 else parent + base for parent in tree.parents]
+        members += [name] * len(tree)
+        if tree.draft_probs is None:
+            fixed = torch.tensor(tree.token_ids, device=probs[0].device)
+            rows.append(torch.nn.functional.one_hot(fixed, probs[0].shape[1]).to(probs[0].dtype))
+        else:
+            rows.append(tree.draft_probs)
+    return DraftTree(token_ids, parents, torch.cat(rows), members)

@@ -1,0 +1,93 @@
+"""Which members of a merged tree are worth their time.
+
+A member earns the tokens that came and that it alone drafted: without it they would have cost another pass. It costs
+the host time spent asking it. At every review the one that earns least for its cost is put to sleep if it loses, one at
+a time, because two members that say the same each earn nothing only as long as the other is awake. A sleeper is asked
+now and then and wakes when it would pay; it observes every step all the while, so its state stays valid.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+MEMORY = 128.0  # steps over which earnings and costs are averaged
+REVIEW_EVERY = 64
+PROBE_EVERY = 16
+WAKE_MARGIN = 1.5  # a sleeper must promise this much more than it costs
+
+
+@dataclass(slots=True)
+class Account:
+    earned: float = 0.0  # tokens per step that only this member drafted, the sleepers not counted
+    cost_s: float = 0.0  # host time of a step in which it is asked
+    spent_s: float = 0.0  # in the current step
+    num_asked: int = 0
+    awake: bool = True
+
+
+class Usefulness:
+    def __init__(self, members: Sequence[str]) -> None:
+        self.accounts = {member: Account() for member in members}
+        self._asked: list[str] = []
+        self._num_steps = 0
+        self._tokens = 1.0  # emitted per step
+        self._step_s = 0.0  # wall time per step
+        self._last_s: float | None = None
+
+    @contextmanager
+    def timed(self, member: str) -> Iterator[None]:
+        begin_s = time.perf_counter()
+        yield
+        self.accounts[member].spent_s += time.perf_counter() - begin_s
+
+    def worth_asking(self) -> list[str]:
+        """Members to ask in this step, in order."""
+        self._close_step()
+        self._num_steps += 1
+        if self._num_steps % REVIEW_EVERY == 0:
+            self._review()
+        probe = self._num_steps % PROBE_EVERY == 0
+        self._asked = [name for name, account in self.accounts.items() if account.awake or probe]
+        for name in self._asked:
+            self.accounts[name].num_asked += 1
+        return self._asked
+
+    def record(self, hits: Sequence[Sequence[str]], num_tokens: int) -> None:
+        """What one request's step brought: for each accepted depth who had it, and the tokens emitted."""
+        self._tokens += (num_tokens - self._tokens) / min(max(self._num_steps, 1), MEMORY)
+        for name in self._asked:
+            account = self.accounts[name]
+            alone = sum(name in voters and not self._others(voters, name) for voters in hits)
+            account.earned += (alone - account.earned) / min(account.num_asked, MEMORY)
+
+    def _others(self, voters: Sequence[str], name: str) -> bool:
+        return any(self.accounts[voter].awake for voter in voters if voter != name)
+
+    def _profit_s(self, account: Account, margin: float = 1.0) -> float:
+        token_s = self._step_s / max(self._tokens, 1.0)  # what a token costs
+        return account.earned * token_s - margin * account.cost_s
+
+    def _review(self) -> None:
+        """Wake sleepers that would pay; else put the worst loser to sleep, but never the last one awake."""
+        sleepers = [account for account in self.accounts.values() if not account.awake]
+        for account in sleepers:
+            if self._profit_s(account, WAKE_MARGIN) > 0.0:
+                account.awake = True
+                return
+        awake = [account for account in self.accounts.values() if account.awake]
+        worst = min(awake, key=self._profit_s)
+        if len(awake) > 1 and self._profit_s(worst) < 0.0:
+            worst.awake = False
+
+    def _close_step(self) -> None:
+        now_s = time.perf_counter()
+        if self._last_s is not None:
+            weight = 1.0 / min(max(self._num_steps, 1), MEMORY)
+            self._step_s += (now_s - self._last_s - self._step_s) * weight
+        self._last_s = now_s
+        for name in self._asked:
+            account = self.accounts[name]
+            account.cost_s += (account.spent_s - account.cost_s) / min(account.num_asked, MEMORY)
+        for account in self.accounts.values():
+            account.spent_s = 0.0
