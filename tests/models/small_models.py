@@ -63,20 +63,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def hf_config_dict(variant: str) -> dict[str, Any]:
+def hf_config_dict(variant: str, **overrides: Any) -> dict[str, Any]:
     architecture, changes = VARIANTS[variant]
     config = SMALL | {"architectures": [architecture]} | changes
     if architecture == "Qwen2ForCausalLM":
         del config["head_dim"]  # Qwen2 has no such key
         config |= {"hidden_size": 96}
-    return config
+    return config | overrides
 
 
-def hf_model(variant: str) -> Any:
+def hf_model(variant: str, **overrides: Any) -> Any:
     """The variant in transformers, with every weight random (norms and biases too)."""
     import transformers
 
-    config = hf_config_dict(variant)
+    config = hf_config_dict(variant, **overrides)
     architecture = config["architectures"][0]
     model_class = getattr(transformers, architecture)
     hf = model_class(model_class.config_class(**config)).float().eval()
