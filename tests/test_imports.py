@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"core", "ops", "models"},
     "drafters": set(),
     "serve": {"llm", "core", "lab"},
-    "bench": {"llm", "core", "lab"},
+    "bench": {"llm", "core", "lab", "spec"},
 }
 ANYTHING = {"cli", "__init__", "prove"}
 

@@ -1,0 +1,77 @@
+"""Our own engine, in this process, through `AsyncLLM`: the same path that the server takes."""
+
+import hashlib
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.bench.backend import Answer, Sampling, SpeculationCounts
+from paceline.bench.workloads import Prompt
+from paceline.core.outputs import RequestMetrics, RequestOutput
+from paceline.core.sampling_params import SamplingParams
+from paceline.llm import AsyncLLM
+
+
+class EngineBackend:
+    def __init__(self, llm: AsyncLLM, speculative_config: Mapping[str, Any] | None, name: str) -> None:
+        self.llm = llm
+        self._config = speculative_config
+        self._name = name
+        self._tokenizer = llm.get_tokenizer()
+
+    async def generate(self, prompt: Prompt, sampling: Sampling, index: int) -> Answer:
+        params = SamplingParams(
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            seed=sampling.seed + index,
+            ignore_eos=sampling.ignore_eos,
+        )
+        answer = Answer(prompt.prompt_id, prompt.category, time.perf_counter())
+        output: RequestOutput | None = None
+        try:
+            async for state in self.llm.generate(self._prompt(prompt), params):
+                answer.event_s.append(time.perf_counter())
+                output = state
+            assert output is not None
+            if output.error is not None:
+                raise output.error
+        except Exception as error:
+            answer.error = f"{type(error).__name__}: {error}"
+            return answer
+        answer.num_prompt_tokens = len(output.prompt_token_ids)
+        answer.num_output_tokens = len(output.outputs[0].token_ids)
+        answer.output_hash = hashlib.sha256(repr(output.outputs[0].token_ids).encode()).hexdigest()[:16]
+        answer.counts = _counts(output.metrics)
+        return answer
+
+    def _prompt(self, prompt: Prompt) -> str | dict[str, list[int]]:
+        if prompt.chat and getattr(self._tokenizer, "has_chat_template", False):
+            messages = [{"role": "user", "content": prompt.text}]
+            return {"prompt_token_ids": self._tokenizer.chat_token_ids(messages)}
+        return prompt.text
+
+    def counts(self) -> SpeculationCounts | None:
+        return None  # every answer carries its own
+
+    def seconds(self) -> dict[str, float]:
+        stats = self.llm.stats()
+        drafting = sum(method.get("draft_s", 0.0) for method in stats["speculation"].values())
+        return dict(stats["step_seconds"]) | {"draft": drafting}
+
+    def describe(self) -> dict[str, Any]:
+        return {"backend": "engine", "model": self._name, "speculative_config": self._config}
+
+    def close(self) -> None:
+        self.llm.shutdown()
+
+
+def _counts(metrics: RequestMetrics | None) -> SpeculationCounts | None:
+    if metrics is None:
+        return None
+    return SpeculationCounts(
+        num_steps=metrics.num_steps,
+        num_drafts=metrics.num_drafts,
+        num_draft_tokens=metrics.num_draft_tokens,
+        num_accepted_tokens=metrics.num_accepted_tokens,
+        accepted_per_position=list(metrics.accepted_per_position),
+    )
