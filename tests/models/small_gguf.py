@@ -3,14 +3,30 @@
 The writer does what converters do to a `llama` model: it reorders the rows of q and k for the other rotary layout.
 """
 
+import json
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import tokenizers
 import torch
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from paceline.models.gguf_file import GGUF_ARCHITECTURES, LAYER_NAMES, TOP_NAMES
+
+TEXTS = [
+    "",
+    "Hello world",
+    "  two leading spaces, trailing too  ",
+    "def f(x):\n    return x**2  # 12345\n\n\n\tpass",
+    "naïve café, 你好世界, здравствуй, 🎉👩‍👩‍👧, e\u0301 \u200d",
+    "<|im_start|>user\nHi there<|im_end|>\n",
+    "It's we'll I'D THEY'RE 1234567890 ½ ²",
+    "a\r\n\r\nb \n \n c\u00a0d\u3000e",
+]
+CORPUS = [*TEXTS, "the cat sat on the mat 12 123 1234", "ThE CAT's hats", "über straße", "x  y   z"] * 3
+
 
 FAMILIES = {  # variant of small_models -> architecture in GGUF
     "LlamaForCausalLM": "llama",
@@ -129,6 +145,34 @@ def finish(writer: gguf.GGUFWriter) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def trained(pre_tokenizer: pre_tokenizers.PreTokenizer) -> tokenizers.Tokenizer:
+    """A small byte-level BPE tokenizer, cut by `pre_tokenizer`."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizer, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=700,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=["<|begin|>", "<|im_end|>"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return tokenizer
+
+
+def write_byte_level(path: Path, tokenizer: tokenizers.Tokenizer, pre: str, **fields: bool) -> None:
+    model = json.loads(tokenizer.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    writer = gguf.GGUFWriter(path, "llama")
+    types = [3, 3] + [1] * (len(tokens) - 2)
+    add_tokenizer(writer, tokens, [" ".join(pair) for pair in model["merges"]], pre=pre, types=types)
+    for name, value in fields.items():
+        writer.add_bool(f"tokenizer.ggml.{name}", value)
+    finish(writer)
 
 
 assert set(FAMILIES.values()) == set(GGUF_ARCHITECTURES)

@@ -165,7 +165,7 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(UnsupportedModelError, match="'mamba'.*Known in GGUF files: llama, qwen2, qwen3"):
+    with pytest.raises(UnsupportedModelError, match=r"'mamba'.*Known in GGUF files: llama, qwen2, qwen3"):
         GgufFile(tmp_path / "m.gguf")
 
 
