@@ -1,0 +1,172 @@
+"""The response of both generation routes: one body, or a stream of server-sent events.
+
+Everything happens when the response is sent, under one ticket of the gate: the queue, the deadline, the client hanging
+up and the shutdown all reach the work through it. Headers wait for the first token, so that whatever goes wrong before
+it is an HTTP status; after it, an error is the stream's last event.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Any
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from paceline.serve.deltas import Cursor, Delta
+from paceline.serve.errors import as_api_error
+from paceline.serve.figures import prompt_logprobs, speculation, usage
+from paceline.serve.formats import Format, format_for
+from paceline.serve.gate import GONE, TIMEOUT, Ticket
+from paceline.serve.logs import log
+from paceline.serve.middleware import CALL, REQUEST_ID
+from paceline.serve.schemas import GenerationRequest
+from paceline.serve.service import Call, Service
+
+FAREWELL_S = 1.0  # a reader that does not take the last event within this is not waited for
+SSE_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # proxies must pass tokens on as they come
+]
+
+
+class GenerationResponse(Response):
+    def __init__(self, service: Service, body: GenerationRequest) -> None:
+        super().__init__()
+        self._service = service
+        self._body = body
+        self._stream: EventStream | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        service = self._service
+        with service.gate.enter(service.num_sequences(self._body)) as ticket:
+            watcher = asyncio.create_task(_until_gone(receive, ticket))
+            try:
+                async with ticket.scope():
+                    await self._answer(scope, receive, send)
+            except TimeoutError:
+                ended_by = ticket.ended_by or TIMEOUT
+                service.metrics.ended.inc(1, ended_by)
+                if ended_by != GONE:
+                    await self._fail(ticket.error())
+            except Exception as error:
+                await self._fail(error)
+            finally:
+                watcher.cancel()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call = await self._service.prepare(self._body, scope[REQUEST_ID])
+        scope[CALL] = call  # for the access log
+        if self._body.stream:
+            self._stream = EventStream(self._service, call, send)
+            await self._stream.run()
+        else:
+            await JSONResponse(await whole_answer(self._service, call))(scope, receive, send)
+
+    async def _fail(self, error: Exception) -> None:
+        """Before the first event an error is a status; after it, the last event."""
+        if self._stream is None or not self._stream.started:
+            raise error
+        await self._stream.fail(error)
+
+
+async def _until_gone(receive: Receive, ticket: Ticket) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    ticket.end(GONE)
+
+
+async def whole_answer(service: Service, call: Call) -> dict[str, Any]:
+    last: dict[int, Any] = {}
+    states = service.states(call)
+    async with aclosing(states):  # type: ignore[type-var]
+        async for prompt, output in states:
+            last[prompt] = output
+    tokenizer = service.backend.tokenizer
+    shape, cursors = format_for(call, tokenizer), service.cursors(call)
+    choices = [
+        _choice(shape, delta, whole=True)
+        for prompt in range(len(call.prompts))
+        for state in last[prompt].outputs
+        if (delta := cursors[prompt * call.params.n + state.index].advance(state))
+    ]
+    answer = {"id": call.id, "object": shape.object, "created": call.created, "model": call.model, "choices": choices}
+    answer["usage"] = usage(call, cursors)
+    if call.body.return_speculation:
+        answer["speculation"] = speculation(call)
+    if call.body.prompt_logprobs is not None:
+        answer["prompt_logprobs"] = prompt_logprobs(call, tokenizer)
+    return answer
+
+
+def _choice(shape: Format, delta: Delta, *, whole: bool) -> dict[str, Any]:
+    choice = shape.choice(delta, whole=whole)
+    if delta.pieces is not None:
+        choice["token_sources"] = [asdict(piece) for piece in delta.pieces]
+    return choice
+
+
+class EventStream:
+    """A call as server-sent events: one chunk per step and choice, then the figures, then [DONE]."""
+
+    def __init__(self, service: Service, call: Call, send: Send) -> None:
+        self.started = False
+        self._service = service
+        self._call = call
+        self._send = send
+        self._shape = format_for(call, service.backend.tokenizer)
+        head = {"id": call.id, "object": self._shape.chunk_object, "created": call.created, "model": call.model}
+        self._head = "data: " + json.dumps(head, separators=(",", ":"))[:-1]  # open: choices follow
+        options = call.body.stream_options
+        self._usage_at_end = options is not None and options.include_usage
+        self._usage_always = options is not None and options.continuous_usage_stats
+
+    async def run(self) -> None:
+        call = self._call
+        states = self._service.states(call)
+        async with aclosing(states):  # type: ignore[type-var]
+            cursors: list[Cursor] = []
+            async for prompt, output in states:
+                cursors = cursors or self._service.cursors(call)
+                deltas = [
+                    delta
+                    for state in output.outputs
+                    if (delta := cursors[prompt * call.params.n + state.index].advance(state))
+                ]
+                if deltas:
+                    await self._write("".join(self._chunk(delta, cursors) for delta in deltas))
+        await self._write(self._last_chunk(cursors) + "data: [DONE]\n\n")
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def fail(self, error: Exception) -> None:
+        """Tell a client that already has a part of its answer."""
+        body = as_api_error(error, self._call.id).body()
+        log("stream_failed", id=self._call.id, error=error)
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                await self._write(f"data: {json.dumps(body)}\n\ndata: [DONE]\n\n")
+                await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            log("reader_stuck", id=self._call.id)
+
+    def _chunk(self, delta: Delta, cursors: Sequence[Cursor]) -> str:
+        choice = json.dumps(_choice(self._shape, delta, whole=False), separators=(",", ":"))
+        counts = f',"usage":{json.dumps(usage(self._call, cursors))}' if self._usage_always else ""
+        return f'{self._head},"choices":[{choice}]{counts}}}\n\n'
+
+    def _last_chunk(self, cursors: Sequence[Cursor]) -> str:
+        parts: dict[str, Any] = {}
+        if self._usage_at_end:
+            parts["usage"] = usage(self._call, cursors)
+        if self._call.body.return_speculation:
+            parts["speculation"] = speculation(self._call)
+        return f'{self._head},"choices":[],{json.dumps(parts)[1:]}\n\n' if parts else ""
+
+    async def _write(self, text: str) -> None:
+        if not self.started:
+            self.started = True
+            await self._send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
+        await self._send({"type": "http.response.body", "body": text.encode(), "more_body": True})

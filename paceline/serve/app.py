@@ -1,0 +1,178 @@
+"""The ASGI application: routes, and how errors become answers.
+
+>>> app = create_app(backend, ServerConfig(("smollm2-135m",)))                       # doctest: +SKIP
+"""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
+
+import paceline
+from paceline.serve import prometheus
+from paceline.serve.answer import GenerationResponse
+from paceline.serve.backend import Backend
+from paceline.serve.config import ServerConfig
+from paceline.serve.errors import ApiError, as_api_error
+from paceline.serve.live import live
+from paceline.serve.middleware import REQUEST_ID, Guard
+from paceline.serve.page import add_page
+from paceline.serve.params import tokenize_chat, tokenize_text
+from paceline.serve.responses import (
+    ChatCompletion,
+    Completion,
+    Detokenized,
+    ErrorBody,
+    ModelCard,
+    ModelList,
+    Tokenized,
+    Version,
+)
+from paceline.serve.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
+from paceline.serve.service import Service
+from paceline.serve.validation import explain
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": description}
+    for status, description in {
+        400: "something in the request is wrong; the message says what to do",
+        401: "API key missing or wrong",
+        404: "no such model",
+        408: "took longer than the server allows",
+        413: "body too large",
+        429: "queue full; see Retry-After",
+        503: "shutting down, or the engine is not running",
+    }.items()
+}
+
+
+def create_app(backend: Backend, config: ServerConfig) -> FastAPI:
+    service = Service(backend, config)
+    app = FastAPI(
+        title="Paceline",
+        version=paceline.__version__,
+        description="OpenAI-compatible completions with speculative decoding in the client's hands",
+        docs_url=None,  # the framework's page loads scripts from elsewhere; ours works offline
+        redoc_url=None,
+        responses=ERRORS,
+    )
+    app.state.service = service
+    _add_generation(app, service)
+    _add_tokenizer(app, service)
+    _add_operations(app, service)
+    add_page(app)
+    _add_error_handlers(app)
+    paths = frozenset(path for route in app.routes if (path := getattr(route, "path", "")) and "{" not in path)
+    app.add_middleware(Guard, config=config, metrics=service.metrics, known_paths=paths)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(config.cors_origins), allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
+    return app
+
+
+def _add_generation(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions", response_model=ChatCompletion, tags=["OpenAI"])
+    async def chat_completions(body: ChatCompletionRequest) -> Response:
+        """Answer a conversation. With `stream: true` the answer comes as server-sent events."""
+        return GenerationResponse(service, body)
+
+    @app.post("/v1/completions", response_model=Completion, tags=["OpenAI"])
+    async def completions(body: CompletionRequest) -> Response:
+        """Continue a text. With `stream: true` the answer comes as server-sent events."""
+        return GenerationResponse(service, body)
+
+    @app.get("/v1/models", response_model=ModelList, tags=["OpenAI"])
+    async def models() -> Any:
+        return {"object": "list", "data": [_card(service, name) for name in service.config.model_names]}
+
+    @app.get("/v1/models/{model:path}", response_model=ModelCard, tags=["OpenAI"])
+    async def model(model: str) -> Any:
+        return _card(service, service.check_model(model))
+
+
+def _card(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(service.begin_s),
+        "owned_by": "paceline",
+        "max_model_len": service.backend.max_model_len,
+    }
+
+
+def _add_tokenizer(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize", response_model=Tokenized, tags=["tokens"])
+    async def tokenize(body: TokenizeRequest) -> Any:
+        service.check_model(body.model)
+        if body.messages is not None:
+            tokens = await tokenize_chat(body.messages, service.backend, body.add_generation_prompt)
+        else:
+            tokens = await tokenize_text(body.prompt or "", service.backend, body.add_special_tokens)
+        return {"tokens": tokens, "count": len(tokens), "max_model_len": service.backend.max_model_len}
+
+    @app.post("/detokenize", response_model=Detokenized, tags=["tokens"])
+    async def detokenize(body: DetokenizeRequest) -> Any:
+        service.check_model(body.model)
+        vocab_size = service.backend.vocab_size
+        if any(token >= vocab_size for token in body.tokens):
+            raise ApiError(400, f"token ids go from 0 to {vocab_size - 1}, got {max(body.tokens)}", param="tokens")
+        return {"prompt": service.backend.tokenizer.decode(body.tokens, body.skip_special_tokens)}
+
+
+def _add_operations(app: FastAPI, service: Service) -> None:
+    @app.get("/health", tags=["operations"])
+    async def health() -> dict[str, str]:
+        """The process answers and its engine runs."""
+        if service.engine_dead:
+            raise ApiError(503, "the engine is not running: restart this server", code="engine_dead")
+        return {"status": "ok"}
+
+    @app.get("/ready", tags=["operations"])
+    async def ready() -> dict[str, str]:
+        """New work is welcome: what a load balancer should ask."""
+        if service.engine_dead or service.gate.draining:
+            raise ApiError(503, "not taking new work: shutting down, or the engine is not running", code="not_ready")
+        return {"status": "ready"}
+
+    @app.get("/version", response_model=Version, tags=["operations"])
+    async def version() -> Any:
+        return {"version": paceline.__version__}
+
+    @app.get("/metrics", tags=["operations"])
+    async def metrics() -> Response:
+        """Prometheus' text form."""
+        backend = service.backend
+        families = service.metrics.families(backend.load(), backend.speculation_stats(), service.recorder)
+        text = prometheus.render(families, model_name=service.config.model_names[0])
+        return Response(text, media_type=prometheus.CONTENT_TYPE)
+
+    @app.get("/api/live", tags=["operations"])
+    async def live_figures() -> JSONResponse:
+        """What the page at / shows."""
+        return JSONResponse(live(service))
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    def respond(error: ApiError) -> JSONResponse:
+        return JSONResponse(error.body(), error.status, error.headers)
+
+    @app.exception_handler(ApiError)
+    async def on_api_error(request: Request, error: ApiError) -> JSONResponse:
+        return respond(error)
+
+    @app.exception_handler(paceline.PacelineError)
+    async def on_paceline_error(request: Request, error: Exception) -> JSONResponse:
+        return respond(as_api_error(error, request.scope[REQUEST_ID]))
+
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        return respond(explain(error))
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
+        message = f"{error.detail}: see /docs for what this server answers to"
+        return respond(ApiError(error.status_code, message, headers=error.headers))

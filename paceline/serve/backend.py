@@ -1,0 +1,79 @@
+"""The seam between the server and the engine: what the server asks for. `engine_backend.py` asks it of `AsyncLLM`.
+
+The server never looks inside the engine. It sends prompts, reads states, and is told after every pass what became of
+the drafts (`StepRecord`): the page's tree, the colour of a token and the time model all come from that one report.
+"""
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from paceline.core.outputs import RequestOutput
+from paceline.core.sampling_params import SamplingParams
+from paceline.core.tree import DraftTree
+
+
+class ServerTokenizer(Protocol):
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+
+    def token_text(self, token_id: int) -> str: ...
+
+    def chat_token_ids(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+    ) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How full the engine is right now."""
+
+    num_running: int
+    num_waiting: int
+    kv_usage: float  # 0..1
+
+
+@dataclass(frozen=True, slots=True)
+class PassRecord:
+    """What one target pass did for one request."""
+
+    request_id: str
+    method: str
+    num_rows: int
+    num_prompt_rows: int  # rows of a prompt chunk; 0 for a decode step
+    draft: DraftTree
+    accepted: Sequence[int]  # node indices, top first
+    new_token_ids: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    passes: Sequence[PassRecord]
+    seconds: float  # since the step before, idle time left out
+
+
+StepObserver = Callable[[StepRecord], None]  # called in the engine's thread: must be quick and must not raise
+
+
+class Backend(Protocol):
+    model: str
+    max_model_len: int
+    vocab_size: int
+    max_num_seqs: int
+    methods: Sequence[str]  # drafting methods that a request may choose
+    tokenizer: ServerTokenizer
+
+    def generate(
+        self, token_ids: Sequence[int], params: SamplingParams, request_id: str
+    ) -> AsyncIterator[RequestOutput]: ...
+
+    def load(self) -> Load: ...
+
+    def speculation_stats(self) -> dict[str, Any]: ...  # method -> counts, as spec/statistics.py gives them
+
+    def watch(self, observer: StepObserver) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+    def check_integrity(self) -> None: ...  # only after shutdown: asserts that no KV block was lost

@@ -1,0 +1,83 @@
+"""What a choice gained since the client last heard of it.
+
+The engine hands out whole states and a slow reader may skip some; a cursor per choice turns any two states into the
+text, tokens and log-probabilities between them. A whole answer is the delta from nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.core.outputs import CompletionOutput, TokenLogprobs
+from paceline.serve.backend import ServerTokenizer
+from paceline.serve.recorder import Provenance
+
+CONTEXT = 6  # tokens kept before the new one: a byte-level token may finish a character that began before it
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPiece:
+    """One token for the playground: its share of the text, and who drafted it."""
+
+    id: int
+    text: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    index: int
+    first: bool
+    text: str
+    num_new_tokens: int
+    text_offset: int  # characters of this choice before this delta
+    logprobs: list[TokenLogprobs] | None
+    pieces: list[TokenPiece] | None
+    finish_reason: str | None
+    stop_reason: str | int | None
+
+
+class Cursor:
+    """How much of one choice was already sent."""
+
+    def __init__(self, index: int, tokenizer: ServerTokenizer, provenance: Provenance | None = None) -> None:
+        self.num_tokens = 0
+        self._index = index
+        self._first = True
+        self._num_chars = 0
+        self._tokenizer = tokenizer
+        self._provenance = provenance
+        self._window: list[int] = []  # [_shown, end) has not become text yet
+        self._shown = 0
+
+    def advance(self, state: CompletionOutput) -> Delta | None:
+        """The delta up to `state`, or None where there is nothing to tell."""
+        new_token_ids = state.token_ids[self.num_tokens :]
+        text = state.text[self._num_chars :]
+        pieces = None if self._provenance is None else self._pieces(new_token_ids, self._provenance)
+        tells_tokens = state.logprobs is not None or pieces is not None
+        if not text and not (new_token_ids and tells_tokens) and state.finish_reason is None:
+            return None
+        logprobs = None if state.logprobs is None else state.logprobs[self.num_tokens : len(state.token_ids)]
+        delta = Delta(
+            self._index, self._first, text, len(new_token_ids), self._num_chars, logprobs, pieces,
+            state.finish_reason, state.stop_reason,
+        )  # fmt: skip
+        self._first = False
+        self.num_tokens = len(state.token_ids)
+        self._num_chars = len(state.text)
+        return delta
+
+    def _pieces(self, token_ids: Sequence[int], provenance: Provenance) -> list[TokenPiece]:
+        sources = provenance.sources[self.num_tokens : self.num_tokens + len(token_ids)]
+        return [TokenPiece(t, self._piece(t), source) for t, source in zip(token_ids, sources, strict=False)]
+
+    def _piece(self, token_id: int) -> str:
+        """The text that a token completes: empty while a character is half done."""
+        self._window.append(token_id)
+        before = self._tokenizer.decode(self._window[: self._shown])
+        after = self._tokenizer.decode(self._window)
+        if len(after) <= len(before) or after.endswith("\N{REPLACEMENT CHARACTER}"):
+            return ""
+        self._window = self._window[-CONTEXT:]
+        self._shown = len(self._window)
+        return after[len(before) :]

@@ -1,0 +1,53 @@
+"""uvicorn around the application, and a shutdown that leaves no stream hanging.
+
+On SIGTERM or SIGINT: no new connections, new calls are told 503, open streams may finish; whoever is not done after
+`drain_timeout_s` gets an error as its last event. Then the engine stops and its KV blocks are counted.
+"""
+
+import asyncio
+import logging
+import socket
+
+import uvicorn
+
+from paceline.serve.app import create_app
+from paceline.serve.backend import Backend
+from paceline.serve.config import ServerConfig
+from paceline.serve.logs import configure_logging, log
+from paceline.serve.service import Service
+
+BACKSTOP_S = 5.0  # after the drain: for a reader that does not even take the last event
+
+
+class GracefulServer(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self.config.timeout_graceful_shutdown = round(service.config.drain_timeout_s + BACKSTOP_S)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        gate = self._service.gate
+        log("draining", num_requests=gate.num_requests)
+        gate.drain()
+        timer = asyncio.get_running_loop().call_later(self._service.config.drain_timeout_s, gate.end_all)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
+
+
+def run_server(backend: Backend, config: ServerConfig, host: str, port: int, log_level: str = "info") -> int:
+    """Serve until told to stop; 0 when every block of KV came back."""
+    configure_logging(log_level)
+    app = create_app(backend, config)
+    options = uvicorn.Config(app, host=host, port=port, log_config=None, access_log=False, lifespan="off")
+    log("starting", model=config.model_names[0], host=host, port=port, keys=len(config.api_keys))
+    GracefulServer(options, app.state.service).run()
+    backend.shutdown()
+    try:
+        backend.check_integrity()
+    except AssertionError as error:
+        log("stopped", level=logging.ERROR, integrity="broken", error=error)
+        return 1
+    log("stopped", integrity="clean")
+    return 0

@@ -1,0 +1,214 @@
+"""From a request body to the engine's states: one path for chat and completions, streamed or not."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from paceline.core.outputs import RequestMetrics, RequestOutput, TokenLogprobs
+from paceline.core.sampling_params import SamplingParams
+from paceline.errors import EngineDeadError
+from paceline.serve.backend import Backend
+from paceline.serve.config import ServerConfig
+from paceline.serve.deltas import Cursor
+from paceline.serve.errors import ApiError
+from paceline.serve.gate import Gate
+from paceline.serve.logs import log
+from paceline.serve.metrics import Metrics
+from paceline.serve.params import prompt_token_ids, sampling_params
+from paceline.serve.recorder import Provenance, Recorder
+from paceline.serve.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
+
+
+@dataclass(slots=True)
+class Call:
+    """One HTTP call: prompts x n choices under one id."""
+
+    id: str
+    model: str
+    body: GenerationRequest
+    prompts: list[list[int]]
+    params: SamplingParams
+    created: int = field(default_factory=lambda: int(time.time()))
+    arrival_s: float = field(default_factory=time.perf_counter)
+    provenance: dict[int, Provenance] = field(default_factory=dict)  # by choice
+    prompt_logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)  # by prompt, where asked for
+    metrics: dict[int, RequestMetrics] = field(default_factory=dict)  # by prompt, once it is finished
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompts) * self.params.n
+
+    def log_fields(self) -> dict[str, Any]:
+        """For the access log: sizes and figures, never text."""
+        parts = self.metrics.values()
+        return {
+            "call": self.id,
+            "num_choices": self.num_choices,
+            "num_prompt_tokens": sum(len(prompt) for prompt in self.prompts),
+            "num_output_tokens": sum(m.num_output_tokens for m in parts),
+            "num_steps": sum(m.num_steps for m in parts),
+            "ttft_s": min((m.ttft_s for m in parts if m.ttft_s is not None), default=None),
+            "stream": bool(self.body.stream),
+            "speculative": (self.body.speculative or {}).get("method"),
+            "prediction": self.body.prediction is not None,
+        }
+
+    def sequence_ids(self, prompt: int) -> list[str]:
+        """The engine's names for the samples of one prompt."""
+        base = self.request_id(prompt)
+        return [base] if self.params.n == 1 else [f"{base}-{i}" for i in range(self.params.n)]
+
+    def request_id(self, prompt: int) -> str:
+        return self.id if len(self.prompts) == 1 else f"{self.id}.{prompt}"
+
+
+class Service:
+    """What the routes share."""
+
+    def __init__(self, backend: Backend, config: ServerConfig) -> None:
+        self.backend = backend
+        self.config = config
+        self.metrics = Metrics()
+        self.recorder = Recorder()
+        self.gate = Gate(backend.max_num_seqs, config.max_queue_len, config.request_timeout_s)
+        self.engine_dead = False
+        self.begin_s = time.time()
+        backend.watch(self.recorder.observe)
+
+    def num_sequences(self, body: GenerationRequest) -> int:
+        """How many sequences a call asks for, before anything is tokenized."""
+        prompts = 1
+        if isinstance(body, CompletionRequest) and isinstance(body.prompt, list) and body.prompt:
+            prompts = 1 if isinstance(body.prompt[0], int) else len(body.prompt)
+        total = prompts * (body.n or 1)
+        if total > self.config.max_choices:
+            raise ApiError(
+                400,
+                f"prompts x n is {total} and this server takes at most {self.config.max_choices} in one call: split it",
+                code="too_many_choices",
+                param="n",
+            )
+        return total
+
+    def check_model(self, name: str | None) -> str:
+        names = self.config.model_names
+        if name is not None and name not in names:
+            raise ApiError(
+                404,
+                f"the model {name!r} is not here: this server has {', '.join(names)}",
+                code="model_not_found",
+                param="model",
+            )
+        return name or names[0]
+
+    async def prepare(self, body: GenerationRequest, request_id: str) -> Call:
+        """Everything that can be wrong with a call short of the engine's own checks is found here."""
+        model = self.check_model(body.model)
+        prompts = await prompt_token_ids(body, self.backend, self.config)
+        params = sampling_params(body, [len(p) for p in prompts], self.backend, self.config)
+        if isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None:
+            params = replace(params, prompt_logprobs=body.logprobs)
+        kind = "chatcmpl" if isinstance(body, ChatCompletionRequest) else "cmpl"
+        call = Call(f"{kind}-{request_id}", model, body, prompts, params)
+        self.metrics.prompt_tokens.inc(sum(len(p) for p in prompts))
+        if self.config.log_prompts:
+            log("prompt", id=call.id, prompts=[self.backend.tokenizer.decode(p, False) for p in prompts])
+        return call
+
+    def cursors(self, call: Call) -> list[Cursor]:
+        """One per choice; they carry provenance where the client asked for it."""
+        wanted = call.body.return_token_sources
+        return [
+            Cursor(i, self.backend.tokenizer, call.provenance.get(i) if wanted else None)
+            for i in range(call.num_choices)
+        ]
+
+    async def states(self, call: Call) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """(prompt, its newest state) until all are finished. Closing the iterator aborts what still runs."""
+        self._follow(call)
+        try:
+            merged = self._one(call, 0) if len(call.prompts) == 1 else self._many(call)
+            async with aclosing(merged):  # type: ignore[type-var]
+                async for item in merged:
+                    yield item
+        finally:
+            for prompt in range(len(call.prompts)):
+                for request_id in call.sequence_ids(prompt):
+                    self.recorder.forget(request_id)
+
+    def _follow(self, call: Call) -> None:
+        if not (call.body.return_token_sources or call.body.prediction):
+            return
+        ids = [request_id for prompt in range(len(call.prompts)) for request_id in call.sequence_ids(prompt)]
+        call.provenance = {i: self.recorder.follow(request_id) for i, request_id in enumerate(ids)}
+
+    async def _one(self, call: Call, prompt: int) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """The states of one prompt, its latencies observed on the way."""
+        try:
+            async for item in self._measured(call, prompt):
+                yield item
+        except EngineDeadError:
+            self.engine_dead = True
+            raise
+
+    async def _measured(self, call: Call, prompt: int) -> AsyncIterator[tuple[int, RequestOutput]]:
+        metrics = self.metrics
+        last_s, num_known = call.arrival_s, 0
+        outputs = self.backend.generate(call.prompts[prompt], call.params, call.request_id(prompt))
+        async with aclosing(outputs):  # type: ignore[type-var]
+            async for output in outputs:
+                now_s = time.perf_counter()
+                num_tokens = sum(len(choice.token_ids) for choice in output.outputs)
+                num_new = num_tokens - num_known
+                if num_new:
+                    metrics.generation_tokens.inc(num_new)
+                    if num_known == 0:
+                        metrics.ttft.observe(now_s - call.arrival_s)
+                    else:  # n samples advance side by side: each got its share of the new tokens
+                        metrics.inter_token.observe((now_s - last_s) * call.params.n / num_new, num_new)
+                    last_s, num_known = now_s, num_tokens
+                if output.error is not None:
+                    raise output.error
+                if output.prompt_logprobs is not None:
+                    call.prompt_logprobs[prompt] = output.prompt_logprobs
+                if output.finished:
+                    self._finish(call, prompt, output)
+                yield prompt, output
+
+    def _finish(self, call: Call, prompt: int, output: RequestOutput) -> None:
+        for choice in output.outputs:
+            self.metrics.finished.inc(1, choice.finish_reason or "unknown")
+        if output.metrics is not None:
+            call.metrics[prompt] = output.metrics
+            self.metrics.finish(output.metrics)
+
+    async def _many(self, call: Call) -> AsyncIterator[tuple[int, RequestOutput]]:
+        """Several prompts at once, states as they come; the first failure ends all."""
+        newest: dict[int, RequestOutput] = {}  # a slow reader skips states, so this never grows
+        changed = asyncio.Event()
+
+        async def pump(prompt: int) -> None:
+            try:
+                async for _, output in self._one(call, prompt):
+                    newest[prompt] = output
+                    changed.set()
+            finally:
+                changed.set()
+
+        tasks = [asyncio.create_task(pump(prompt)) for prompt in range(len(call.prompts))]
+        try:
+            while newest or not all(task.done() for task in tasks):
+                await changed.wait()
+                changed.clear()
+                for task in tasks:
+                    if task.done():
+                        task.result()  # raises what went wrong
+                while newest:
+                    yield newest.popitem()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

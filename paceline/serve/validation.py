@@ -1,0 +1,50 @@
+"""What is wrong with a body, said the way OpenAI says it: one message, the field's name, status 400."""
+
+import difflib
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+
+from paceline.serve.errors import ApiError
+from paceline.serve.schemas import ChatCompletionRequest, CompletionRequest
+
+_KNOWN_FIELDS = sorted({*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields})
+
+
+def explain(error: RequestValidationError) -> ApiError:
+    problems = error.errors()
+    if not problems:
+        return ApiError(400, "the request cannot be read: see /docs for its form")
+    first = problems[0]
+    if first["type"] == "json_invalid":
+        return ApiError(
+            400, f"the body is not JSON ({first['ctx']['error']}): send one JSON object", code="invalid_json"
+        )
+    # A union reports one problem for every form it could have had; the path up to the first field names the culprit.
+    path = [str(part) for part in first["loc"][1:]]
+    field = path[0] if path else None
+    if first["type"] == "extra_forbidden":
+        return _unknown_field(path)
+    if not path:
+        return ApiError(400, "the body must be one JSON object, sent as application/json", code="invalid_json")
+    message = f"{'.'.join(path)}: {_sentence(first)}"
+    if first["type"] != "missing":
+        message += f", got {_short(first['input'])}"
+    return ApiError(400, message, code=first["type"], param=field)
+
+
+def _unknown_field(path: list[str]) -> ApiError:
+    name = path[-1]
+    near = difflib.get_close_matches(name, _KNOWN_FIELDS, n=1) if len(path) == 1 else []
+    hint = f" Did you mean {near[0]!r}?" if near else " See /docs for the fields this server knows."
+    return ApiError(400, f"unknown field {'.'.join(path)!r}.{hint}", code="unknown_parameter", param=path[0])
+
+
+def _sentence(problem: dict[str, Any]) -> str:
+    message: str = problem["msg"]
+    return message[:1].lower() + message[1:]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

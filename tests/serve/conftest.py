@@ -1,0 +1,75 @@
+"""A server over the fake engine: in process for routes, on a real port where connections matter."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import fake
+import httpx
+import pytest
+import uvicorn
+
+from paceline.serve.app import create_app
+from paceline.serve.config import ServerConfig
+from paceline.serve.server import GracefulServer
+
+
+@dataclass
+class Running:
+    """A server on a loopback port, and what is behind it."""
+
+    backend: fake.FakeBackend
+    server: GracefulServer
+    thread: threading.Thread
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def client(self, **options: object) -> httpx.Client:
+        return httpx.Client(base_url=self.url, trust_env=False, timeout=20, **options)  # type: ignore[arg-type]
+
+    def stop(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+@contextlib.contextmanager
+def running(backend: fake.FakeBackend, **options: object) -> Iterator[Running]:
+    config = ServerConfig(("fake", "other-name"), **options)  # type: ignore[arg-type]
+    app = create_app(backend, config)
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = GracefulServer(uvicorn.Config(app, log_config=None, lifespan="off"), app.state.service)
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    handle = Running(backend, server, thread, listener.getsockname()[1])
+    wait_until(lambda: server.started)
+    try:
+        yield handle
+    finally:
+        handle.stop()
+        listener.close()
+
+
+def wait_until(condition: object, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    with running(fake.FakeBackend()) as handle:
+        yield handle
+
+
+@pytest.fixture
+def http(server: Running) -> Iterator[httpx.Client]:
+    with server.client() as client:
+        yield client

@@ -1,0 +1,174 @@
+"""An engine that costs nothing: bytes are tokens, the output is a function of (prompt, seed, position).
+
+So every stream's right text is known without a model, a mixed-up stream cannot go unnoticed, and failures come on
+demand. It keeps the contract of `Backend` that the server relies on: whole states, an abort when the iterator closes.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from paceline.core.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
+from paceline.core.sampling_params import SamplingParams
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.errors import EngineDeadError, InvalidOptionError, RequestFailedError
+from paceline.serve.backend import Load, PassRecord, StepObserver, StepRecord
+
+EOS = 256
+ALPHABET = "abcdefghijklmnopqrstuvwxyz ABCDEF.,0123456789"
+
+
+class ByteTokenizer:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(text.encode())
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return bytes(t for t in token_ids if t < EOS).decode(errors="replace")
+
+    def token_text(self, token_id: int) -> str:
+        return self.decode([token_id])
+
+    def chat_token_ids(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
+        text = "".join(f"<{m['role']}>{m['content']}\n" for m in messages)
+        return self.encode(text + ("<assistant>" if add_generation_prompt else ""))
+
+
+def expected_text(prompt: Sequence[int], seed: int | None, sample: int, length: int) -> str:
+    digest = hashlib.sha256(repr((list(prompt), seed, sample)).encode()).digest()
+    return "".join(ALPHABET[(digest[i % 32] + i * 7) % len(ALPHABET)] for i in range(length))
+
+
+class FakeBackend:
+    """`DRAFT` tokens a step where speculation is on, one where it is off."""
+
+    DRAFT = 2
+    model = "fake"
+    vocab_size = 257
+    methods = ("ngram", "prediction")
+
+    def __init__(self, step_s: float = 0.0, max_num_seqs: int = 8, max_model_len: int = 4096) -> None:
+        self.step_s = step_s
+        self.max_num_seqs = max_num_seqs
+        self.max_model_len = max_model_len
+        self.tokenizer = ByteTokenizer()
+        self.running: set[str] = set()
+        self.aborted: list[str] = []
+        self.params: list[SamplingParams] = []  # of every request, as the server asked
+        self.dead = False
+        self._observers: list[StepObserver] = []
+
+    def load(self) -> Load:
+        return Load(len(self.running), 0, len(self.running) / 100)
+
+    def speculation_stats(self) -> dict[str, Any]:
+        counts = {
+            "num_draft_tokens": 4,
+            "num_accepted_tokens": 3,
+            "num_wasted_tokens": 1,
+            "accepted_per_position": [2, 1],
+        }
+        method = {
+            "num_steps": 5,
+            "num_emitted_tokens": 8,
+            "num_drafts": 2,
+            "draft_s": 0.25,
+            "mean_acceptance_length": 1.6,
+        }
+        return {"ngram": counts | method | {"by_member": {"a": counts}}}
+
+    def watch(self, observer: StepObserver) -> None:
+        self._observers.append(observer)
+
+    def shutdown(self) -> None:
+        self.dead = True
+
+    def check_integrity(self) -> None:
+        assert not self.running
+
+    async def generate(
+        self, token_ids: Sequence[int], params: SamplingParams, request_id: str
+    ) -> AsyncIterator[RequestOutput]:
+        prompt_text = self.tokenizer.decode(token_ids)
+        method = _method(params)
+        if self.dead:
+            raise EngineDeadError("the engine was shut down")
+        self.params.append(params)
+        self.running.add(request_id)
+        finished = False
+        try:
+            assert params.max_tokens is not None
+            texts = [expected_text(token_ids, params.seed, i, params.max_tokens) for i in range(params.n)]
+            num_steps, done = 0, 0
+            while done < params.max_tokens and not finished:
+                await asyncio.sleep(self.step_s)
+                if "FAIL" in prompt_text and done >= 3:
+                    raise RequestFailedError("the logits were not finite: nothing could be sampled")
+                if "CRASH" in prompt_text and done >= 3:
+                    raise ZeroDivisionError("secret detail")
+                before, num_steps = done, num_steps + 1
+                done = min(params.max_tokens, done + (self.DRAFT + 1 if method != "none" else 1))
+                self._report(request_id, params, texts, before, done, method)
+                outputs = [
+                    _completion(i, text[:done], params, done == params.max_tokens) for i, text in enumerate(texts)
+                ]
+                finished = all(output.finish_reason for output in outputs)
+                metrics = _metrics(token_ids, outputs, num_steps, method) if finished else None
+                prompt_logprobs = None
+                if params.prompt_logprobs is not None:
+                    prompt_logprobs = [None, *(TokenLogprobs(t, -1.0, 1, {t: -1.0}) for t in token_ids[1:])]
+                yield RequestOutput(
+                    request_id, None, list(token_ids), outputs, finished, metrics, prompt_logprobs=prompt_logprobs
+                )
+        finally:
+            self.running.discard(request_id)
+            if not finished:
+                self.aborted.append(request_id)
+
+    def _report(
+        self, request_id: str, params: SamplingParams, texts: list[str], before: int, done: int, method: str
+    ) -> None:
+        for i, text in enumerate(texts):
+            new = list(text[before:done].encode())
+            draft = EMPTY_TREE if method == "none" else DraftTree.chain([*new[: self.DRAFT], 0])
+            accepted = [] if method == "none" else list(range(len(new) - 1))
+            name = request_id if params.n == 1 else f"{request_id}-{i}"
+            record = PassRecord(name, method, 1 + len(draft), 0, draft, accepted, new)
+            for observer in self._observers:
+                observer(StepRecord([record], 0.001))
+
+
+def _method(params: SamplingParams) -> str:
+    given = params.speculative or {}
+    unknown = set(given) - {"off", "method", "num_speculative_tokens", "node_budget", "prediction"}
+    if unknown:
+        raise InvalidOptionError(f"unknown key {sorted(unknown)[0]!r} in SamplingParams.speculative")
+    if given.get("off"):
+        return "none"
+    return "prediction" if "prediction" in given else "ngram"
+
+
+def _completion(index: int, text: str, params: SamplingParams, full: bool) -> CompletionOutput:
+    stops = [(text.find(stop), stop) for stop in params.stop_strings if stop in text]
+    token_ids = list(text.encode())
+    logprobs = None
+    finish, reason = ("length", None) if full else (None, None)
+    if stops:
+        at, stop = min(stops)
+        text, token_ids, finish, reason = text[:at], token_ids[: at + len(stop)], "stop", stop
+    if params.logprobs is not None:
+        top = range(params.logprobs)
+        logprobs = [TokenLogprobs(t, -0.5, 1, {(t + k) % 256: -0.5 - k for k in top}) for t in token_ids]
+    return CompletionOutput(index, text, token_ids, finish, reason, logprobs)
+
+
+def _metrics(prompt: Sequence[int], outputs: Sequence[CompletionOutput], num_steps: int, method: str) -> RequestMetrics:
+    num_tokens = sum(len(output.token_ids) for output in outputs)
+    num_steps *= len(outputs)
+    drafts = 0 if method == "none" else num_steps
+    accepted = num_tokens - num_steps
+    per_position = [drafts, accepted - drafts] if drafts else []
+    return RequestMetrics(
+        len(prompt), 0, num_tokens, num_steps, drafts, 3 * drafts, accepted, per_position,
+        queue_s=0.0, ttft_s=0.001, tpot_s=0.001, e2e_s=0.01,
+    )  # fmt: skip
