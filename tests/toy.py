@@ -5,6 +5,7 @@ block tables, context lengths and tree parents. It then asserts that the positio
 every mistake in slots, masks, commits or prefix sharing either fails at once or changes the logits.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -84,8 +85,12 @@ class ToyDecoder:
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """What comes after `tokens`: random, but always the same, and EOS now and then."""
-        rng = np.random.default_rng([len(tokens), *tokens])
-        return torch.from_numpy(rng.normal(size=VOCAB) * self.sharpness).float()
+        return _toy_logits(tuple(tokens)) * self.sharpness
+
+
+@functools.lru_cache(maxsize=100_000)
+def _toy_logits(tokens: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(np.random.default_rng([len(tokens), *tokens]).normal(size=VOCAB)).float()
 
 
 class ToyTokenizer:

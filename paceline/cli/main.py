@@ -1,0 +1,58 @@
+"""`paceline VERB ...`: one file per verb, loaded only when it is called, so that `--help` is instant.
+
+A verb's file has `add_arguments(parser)` and `run(args) -> exit code`, and imports what is heavy inside functions.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from paceline.errors import PacelineError
+
+VERBS = {
+    "demo": "plain decoding beside speculation, live, on prompts of different kinds",
+    "generate": "complete a prompt",
+    "chat": "talk to the model in the terminal",
+    "models": "the models that are known by name, and which are on this disk",
+    "doctor": "what this machine has, which kernels run, and what a pass of 1 to 64 rows costs",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = _parser(arguments[0] if arguments else None)
+    args = parser.parse_args(arguments)
+    try:
+        return int(args.run(args))
+    except PacelineError as error:
+        print(f"paceline: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _parser(chosen: str | None) -> argparse.ArgumentParser:
+    from paceline import __version__
+
+    parser = argparse.ArgumentParser(
+        prog="paceline", description="LLM inference built around exact speculative decoding."
+    )
+    parser.add_argument("--version", action="version", version=f"paceline {__version__}")
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    for name, summary in VERBS.items():
+        verb = verbs.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if name == chosen:
+            module = importlib.import_module(f"paceline.cli.{name}")
+            module.add_arguments(verb)
+            verb.set_defaults(run=module.run)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
