@@ -6,25 +6,28 @@ whether it was decoded plainly, verified in a chain, in a tree, in a batch, or a
 a handful of candidate ids without touching the rest of the vocabulary.
 
     key = noise_key(seed=7, position=120, purpose=Purpose.SAMPLE)
-    token = (log_probs + keyed_gumbel([key], vocab_size)).argmax(-1)      # ~ the distribution of log_probs
+    token = race(log_probs, keyed_uniform(key, vocab_size))      # ~ the distribution of log_probs
 
-The hashes are integer arithmetic that wraps around, so the uniforms are the same bits on a CPU and on a GPU; the Gumbel
-noise then differs by at most the rounding of a logarithm.
+`race` is argmax(score + Gumbel noise): with E = -log(1 - u) exponential, -log E is Gumbel. The hashes are integer
+arithmetic that wraps around, written once for numpy and torch, so the uniforms are the same bits on a CPU and a GPU.
 """
 
 import enum
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-# keyed_gumbel stays within these (with room for rounding). Noise is that of the ideal distribution up to 2^-31, so a
-# token GUMBEL_MAX - GUMBEL_MIN = 25 below the likeliest one (odds of about 1e-11) is never drawn.
-GUMBEL_MIN = -2.82
-GUMBEL_MAX = 22.19
+from paceline.ops.sampling_types import FloatRow, IdRow, Probs
+
+IntArray = TypeVar("IntArray", npt.NDArray[np.int32], Tensor)
 
 _MASK64 = (1 << 64) - 1
+_BELOW_ONE = 1.0 - 2.0**-24  # the largest float32 below 1
 
 
 class Purpose(enum.IntEnum):
@@ -62,68 +65,90 @@ def keyed_coin(key: int) -> float:
     return ((_mix64(key ^ 0xD1B54A32D192ED03) >> 12) + 0.5) * 2.0**-52
 
 
-def pick(u: float, probs: Tensor) -> int:  # [vocab] float64, any positive sum
+def pick(u: float, probs: Probs) -> int:  # any positive sum
     """The token in whose share of [0, total) u falls; tokens of probability 0 have no share."""
-    cumulative = probs.cumsum(0)
-    token = int(torch.searchsorted(cumulative, cumulative[-1] * u, right=True))
+    cumulative = probs.cumsum()
+    token = int(np.searchsorted(cumulative, cumulative[-1] * u, side="right"))
     if token < len(probs):
         return token
-    return int(probs.nonzero()[-1])  # u * total was rounded up to the total itself
+    return int(np.flatnonzero(probs)[-1])  # u * total was rounded up to the total itself
 
 
-def _logical_shift(x: Tensor, bits: int) -> Tensor:
-    """x >> bits on the unsigned reading of int32; the operator itself would drag the sign along."""
-    return (x >> bits).bitwise_and_((1 << 32 - bits) - 1)
+def _mix32_(x: IntArray, key: int | IntArray = 0) -> IntArray:
+    """Mix int32 in place: multiply and xor-shift, with constants known for their low avalanche bias.
 
-
-def _mix32_(x: Tensor, key: Tensor | None = None) -> Tensor:
-    """Mix int32 in place (multiply and xor-shift, constants found by search for low avalanche bias).
-
-    `key` enters halfway, between the two multiplications, so that it is not undone by the first half."""
-    x.bitwise_xor_(_logical_shift(x, 16)).mul_(0x7FEB352D)
-    if key is not None:
-        x.bitwise_xor_(key)
-    x.bitwise_xor_(_logical_shift(x, 15)).mul_(0x846CA68B - (1 << 32))
-    return x.bitwise_xor_(_logical_shift(x, 16))
+    `key` enters between the two multiplications, where neither half can undo it. The masks make the shifts logical:
+    the operator alone would drag the sign along."""
+    x ^= (x >> 16) & 0xFFFF
+    x *= 0x7FEB352D
+    x ^= key
+    x ^= (x >> 15) & 0x1FFFF
+    x *= 0x846CA68B - (1 << 32)
+    x ^= (x >> 16) & 0xFFFF
+    return x
 
 
 @lru_cache(maxsize=32)
-def _id_constants(size: int, device: torch.device) -> Tensor:
-    """[size] int32: a well-mixed constant for every token id, so that each row only has to mix once."""
-    ids = torch.arange(1, size + 1, dtype=torch.int32, device=device)
-    return _mix32_(_mix32_(ids.mul_(0x9E3779B1 - (1 << 32))).bitwise_xor_(0x5BD1E995))
+def _id_constants(size: int) -> npt.NDArray[np.int32]:
+    """A well-mixed constant for every token id, so that a row has to mix only once more."""
+    ids = np.arange(1, size + 1, dtype=np.int32)
+    ids *= 0x9E3779B1 - (1 << 32)
+    return _mix32_(_mix32_(ids), 0x5BD1E995)
 
 
-def _signed32(x: int) -> int:
-    return x - (1 << 32) if x >= 1 << 31 else x
+@lru_cache(maxsize=8)
+def _id_constants_on(size: int, device: torch.device) -> Tensor:
+    return torch.from_numpy(_id_constants(size)).to(device)
 
 
-def keyed_bits(keys: Sequence[int], size: int, ids: Tensor | None = None, device: torch.device | str = "cpu") -> Tensor:
-    """32 random bits per (key, token id) as int32, [len(keys), size]; with `ids` [n] only those columns."""
-    constants = _id_constants(size, torch.device(device))
-    if ids is not None:
-        constants = constants[ids]
-    halves = [[_signed32(key & 0xFFFFFFFF), _signed32(key >> 32)] for key in keys]
-    halves_t = torch.tensor(halves, dtype=torch.int32, device=device).reshape(len(keys), 2)
-    bits = constants + halves_t[:, :1]  # [keys, columns]
-    return _mix32_(bits, halves_t[:, 1:])
+def _halves(key: int) -> tuple[int, int]:
+    """A 64-bit key as two signed 32-bit numbers."""
+    low, high = key & 0xFFFFFFFF, key >> 32
+    return low - ((low >> 31) << 32), high - ((high >> 31) << 32)
 
 
-def keyed_uniform(
-    keys: Sequence[int], size: int, ids: Tensor | None = None, device: torch.device | str = "cpu"
-) -> Tensor:
-    """Uniform numbers strictly between 0 and 1, float32 [len(keys), size or len(ids)].
+def keyed_uniform(key: int, size: int, ids: IdRow | None = None) -> FloatRow:
+    """Uniform numbers strictly between 0 and 1 for a vocabulary of `size`, or for some of its ids.
 
-    They come from 31 bits and are finest near 0 (float32 cannot be fine near 1), the end that decides who wins a
-    Gumbel race."""
-    bits = keyed_bits(keys, size, ids, device).bitwise_and_(0x7FFFFFFF).to(torch.float32)
-    # Rounding to float32 would make 1.0 out of the topmost values; the largest number below 1 stands for them.
-    return bits.add_(0.5).mul_(2.0**-31).clamp_(max=1.0 - 2.0**-24)
+    They come from 31 bits and are finest near 0 (float32 cannot be fine near 1), the end that decides who wins a race:
+    a token that scores 25 below the best (odds of about 1e-11) is the first that cannot win."""
+    low, high = _halves(key)
+    constants = _id_constants(size) if ids is None else _id_constants(size)[ids]
+    bits = _mix32_(constants + np.int32(low), high)
+    bits &= 0x7FFFFFFF
+    uniform = bits.astype(np.float32)
+    uniform += np.float32(0.5)
+    uniform *= np.float32(2.0**-31)
+    # Rounding to float32 makes 1.0 out of the topmost values.
+    return np.minimum(uniform, np.float32(_BELOW_ONE), out=uniform)
 
 
-def keyed_gumbel(
-    keys: Sequence[int], size: int, ids: Tensor | None = None, device: torch.device | str = "cpu"
-) -> Tensor:
-    """Standard Gumbel noise, float32 [len(keys), size or len(ids)]; within GUMBEL_MIN..GUMBEL_MAX."""
-    # -log of an Exp(1) variable; -log1p(-u) keeps the fine end of u where the noise is largest.
-    return keyed_uniform(keys, size, ids, device).neg_().log1p_().neg_().log_().neg_()
+def keyed_uniform_rows(keys: Sequence[int], size: int, device: torch.device | str) -> Tensor:
+    """The same numbers for many keys at once, [len(keys), size], on any device."""
+    halves = torch.tensor([_halves(key) for key in keys], dtype=torch.int32, device=device)
+    bits = _mix32_(_id_constants_on(size, torch.device(device)) + halves[:, :1], halves[:, 1:])
+    uniform = bits.bitwise_and_(0x7FFFFFFF).to(torch.float32)
+    return uniform.add_(0.5).mul_(2.0**-31).clamp_(max=_BELOW_ONE)
+
+
+def gumbel(uniform: FloatRow) -> Probs:
+    """Standard Gumbel noise, in float64: -log of an exponential variable."""
+    u = uniform.astype(np.float64)
+    noise: Probs = -np.log(-np.log1p(-u))
+    return noise
+
+
+def race(scores: FloatRow, uniform: FloatRow) -> int:
+    """argmax(scores + gumbel(uniform)), the first where they tie, without a logarithm for every token.
+
+    With w = exp(score) the winner has the least E / w, and E = -log(1 - u) is never below u. So u / w is a lower bound;
+    the token with the least bound says how good one has to be, and only those whose bound is as good are looked at."""
+    with np.errstate(over="ignore"):
+        inverse_weights = np.exp(-scores)
+    lower = uniform * inverse_weights
+    first = int(lower.argmin())
+    exponential = -np.log1p(-np.float64(uniform[first]))
+    reach = np.float32(exponential * inverse_weights[first] * 1.001)  # room for the rounding of float32
+    contenders = np.flatnonzero(lower <= reach)
+    exact = scores[contenders] + gumbel(uniform[contenders])
+    return int(contenders[exact.argmax()])

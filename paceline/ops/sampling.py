@@ -20,42 +20,38 @@ import torch
 from torch import Tensor
 
 from paceline.errors import RequestFailedError
-from paceline.ops.random import GUMBEL_MAX, GUMBEL_MIN, Purpose, keyed_gumbel, noise_key
+from paceline.ops.random import Purpose, gumbel, keyed_uniform, keyed_uniform_rows, noise_key, race
 from paceline.ops.sampling_check import check_sampling
 from paceline.ops.sampling_edits import NodeRow, edit_logits, needs_edit
 from paceline.ops.sampling_logprobs import token_logprobs
-from paceline.ops.sampling_truncate import NOTHING_TO_SAMPLE, FloatRow, IdRow, shortlist, truncated_scores
+from paceline.ops.sampling_truncate import NOTHING_TO_SAMPLE, shortlist, truncated_scores
+from paceline.ops.sampling_types import FloatRow, Probs
 
 __all__ = [
     "NodeRow",
     "check_sampling",
     "choose_tokens",
-    "host_logits",
-    "noisy_scores",
+    "edited_logits",
+    "row_noisy_scores",
     "row_probs",
+    "row_token",
     "target_probs",
     "token_logprobs",
 ]
 
 T = TypeVar("T")
 
-# A token this far below the likeliest one loses against it under any noise.
-_NOISE_REACH = GUMBEL_MIN - GUMBEL_MAX
-
 
 def choose_tokens(rows: Sequence[NodeRow], logits: Tensor) -> list[int | RequestFailedError]:
     """The target's own token for every row; `logits` is [any, vocab], a row says which line is its own."""
     if logits.device.type == "cpu":
-        return [_guarded(_choose_on_host, row, logits) for row in rows]
+        return [_guarded(row_token, row, logits) for row in rows]
     return _choose_on_device(rows, logits)
 
 
-def target_probs(rows: Sequence[NodeRow], logits: Tensor) -> list[Tensor | RequestFailedError]:
-    """p for every row, float64 [vocab] on the host: what `choose_tokens` draws from."""
-    host = logits if logits.device.type == "cpu" else logits[[row.logits_row for row in rows]].cpu()
-    if host is not logits:
-        rows = [NodeRow(row.request, row.draft_ids, i) for i, row in enumerate(rows)]
-    return [_guarded(row_probs, row, host) for row in rows]
+def target_probs(rows: Sequence[NodeRow], logits: Tensor) -> list[Probs | RequestFailedError]:
+    """p for every row: what `choose_tokens` draws from."""
+    return [_guarded(row_probs, row, logits) for row in rows]
 
 
 def _guarded(compute: Callable[[NodeRow, Tensor], T], row: NodeRow, logits: Tensor) -> T | RequestFailedError:
@@ -65,72 +61,77 @@ def _guarded(compute: Callable[[NodeRow, Tensor], T], row: NodeRow, logits: Tens
         return error
 
 
-def _edited(row: NodeRow, logits: Tensor) -> Tensor:  # -> [vocab]
-    own = logits[row.logits_row]
+def edited_logits(row: NodeRow, logits: Tensor) -> FloatRow:  # -> [vocab], not to be written to
+    """The row's logits after the options that edit them, on the host."""
+    own: FloatRow = logits[row.logits_row].cpu().numpy()
     return edit_logits(row, own) if needs_edit(row) else own
 
 
-def _greedy(logits: FloatRow) -> int:  # [vocab]
-    best = int(logits.argmax())  # the first of equals; NaN before everything
-    if not math.isfinite(logits[best]):
-        raise RequestFailedError(NOTHING_TO_SAMPLE.format(logits[best]))
-    return best
+def row_token(row: NodeRow, logits: Tensor) -> int:
+    values = edited_logits(row, logits)
+    if row.request.sampling_params.greedy:
+        return _greedy(values)
+    ids, scores = shortlist(values, row.request.sampling_params)
+    winner = race(scores, keyed_uniform(_sample_key(row), len(values), ids))
+    return winner if ids is None else int(ids[winner])
 
 
-def host_logits(row: NodeRow, logits: Tensor) -> FloatRow:  # -> [vocab]
-    """The row's logits after the options that edit them."""
-    values: FloatRow = _edited(row, logits).numpy()
-    return values
+def row_noisy_scores(row: NodeRow, logits: Tensor) -> Probs:  # -> [vocab], -inf where a token is out
+    """The scores whose argmax `row_token` is: with the target's noise, or just the logits at temperature 0."""
+    values = edited_logits(row, logits)
+    if row.request.sampling_params.greedy:
+        return values.astype(np.float64)
+    ids, scores = shortlist(values, row.request.sampling_params)
+    noisy = np.full(len(values), -np.inf)
+    noisy[slice(None) if ids is None else ids] = scores + gumbel(keyed_uniform(_sample_key(row), len(values), ids))
+    return noisy
 
 
-def noisy_scores(row: NodeRow, values: FloatRow) -> tuple[IdRow, FloatRow]:
-    """The tokens that are left and their scores with the target's noise; the best of them is the target's token."""
-    ids, scores = shortlist(values, row.request.sampling_params, floor=_NOISE_REACH)
-    key = noise_key(row.request.seed, row.position, Purpose.SAMPLE)
-    scores += keyed_gumbel([key], len(values), torch.from_numpy(ids))[0].numpy()
-    return ids, scores
-
-
-def row_probs(row: NodeRow, logits: Tensor) -> Tensor:  # -> [vocab] float64
+def row_probs(row: NodeRow, logits: Tensor) -> Probs:  # -> [vocab]
     """The distribution that is left after all options; temperature 0 puts everything on the argmax."""
-    values = host_logits(row, logits)
+    values = edited_logits(row, logits)
     params = row.request.sampling_params
-    probs = torch.zeros(len(values), dtype=torch.float64)
+    probs = np.zeros(len(values))
     if params.greedy:
         probs[_greedy(values)] = 1.0
         return probs
     ids, scores = shortlist(values, params)
     weights = np.exp(scores, dtype=np.float64)
-    probs.numpy()[ids] = weights / weights.sum()
+    probs[slice(None) if ids is None else ids] = weights / weights.sum()
     return probs
 
 
-def _choose_on_host(row: NodeRow, logits: Tensor) -> int:
-    values = host_logits(row, logits)
-    if row.request.sampling_params.greedy:
-        return _greedy(values)
-    ids, scores = noisy_scores(row, values)
-    return int(ids[scores.argmax()])
+def _sample_key(row: NodeRow) -> int:
+    return noise_key(row.request.seed, row.position, Purpose.SAMPLE)
+
+
+def _greedy(values: FloatRow) -> int:
+    best = int(values.argmax())  # the first of equals; NaN before everything
+    if not math.isfinite(values[best]):
+        raise RequestFailedError(NOTHING_TO_SAMPLE.format(values[best]))
+    return best
 
 
 def _choose_on_device(rows: Sequence[NodeRow], logits: Tensor) -> list[int | RequestFailedError]:
-    """All rows in one go, with one transfer to the host at the end."""
-    edited: list[Tensor | RequestFailedError] = [_guarded(_edited, row, logits) for row in rows]
-    blank = torch.full_like(logits[0], torch.nan)
-    values = torch.stack([blank if isinstance(row, RequestFailedError) else row for row in edited])
+    """All rows in one go, with one transfer to the host at the end; rows with edits are edited on the host."""
+    failed: dict[int, RequestFailedError] = {}
+    values = logits[[row.logits_row for row in rows]]
+    for i, row in enumerate(rows):
+        if needs_edit(row):
+            edited = _guarded(edited_logits, row, logits)
+            if isinstance(edited, RequestFailedError):
+                failed[i] = edited
+            else:
+                values[i] = torch.from_numpy(edited).to(values.device)
     sampled = [i for i, row in enumerate(rows) if not row.request.sampling_params.greedy]
     if sampled:
-        keys = [noise_key(rows[i].request.seed, rows[i].position, Purpose.SAMPLE) for i in sampled]
-        noise = keyed_gumbel(keys, values.shape[-1], device=values.device)
+        uniform = keyed_uniform_rows([_sample_key(rows[i]) for i in sampled], values.shape[-1], values.device)
         scores = truncated_scores(values[sampled], [rows[i].request.sampling_params for i in sampled])
-        values[sampled] = scores + noise
+        values[sampled] = scores - uniform.neg_().log1p_().neg_().log_()
     best = values.max(-1)
     answers: list[int | RequestFailedError] = []
-    for row, token, value in zip(edited, best.indices.tolist(), best.values.tolist(), strict=True):
-        if isinstance(row, RequestFailedError):
-            answers.append(row)
-        elif math.isfinite(value):
-            answers.append(token)
-        else:
-            answers.append(RequestFailedError(NOTHING_TO_SAMPLE.format(value)))
+    for i, (token, value) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True)):
+        answers.append(token if math.isfinite(value) else RequestFailedError(NOTHING_TO_SAMPLE.format(value)))
+        if i in failed:
+            answers[i] = failed[i]
     return answers

@@ -12,15 +12,19 @@ is what was really drawn from, whatever the options made of it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.errors import InvalidOptionError, RequestFailedError
 from paceline.ops.random import Purpose, keyed_coin, noise_key, pick
-from paceline.ops.sampling import host_logits, noisy_scores, row_probs
+from paceline.ops.sampling import edited_logits, row_noisy_scores, row_probs, row_token
 from paceline.ops.sampling_edits import NodeRow
+from paceline.ops.sampling_types import FloatRow, Probs
 
+MAX_WIDTH = 1024
 DRAFT_MODES = ("greedy", "sampled", "coupled", "spechub")
 
 
@@ -47,63 +51,73 @@ def draft_tokens(
     options leave nothing of draws nothing."""
     if mode not in DRAFT_MODES:
         raise InvalidOptionError(f"draft mode must be one of {', '.join(DRAFT_MODES)}, got {mode!r}")
+    if not 1 <= width <= MAX_WIDTH:
+        raise InvalidOptionError(f"draft width must be between 1 and {MAX_WIDTH}, got {width}")
     numbers = draws if draws is not None else [len(row.draft_ids) for row in rows]
-    host = logits.cpu()
     drawn = []
     for row, number in zip(rows, numbers, strict=True):
         try:
-            drawn.append(_draw(row, host, mode, width, replacement, number))
+            drawn.append(_draw(row, logits, mode, width, replacement, number))
         except RequestFailedError:
             drawn.append(Drawn([]))
     return drawn
 
 
 def _draw(row: NodeRow, logits: Tensor, mode: str, width: int, replacement: bool, number: int) -> Drawn:
-    params = row.request.sampling_params
-    if mode == "greedy" or (mode == "coupled" and params.greedy):
-        return Drawn(_best(torch.from_numpy(host_logits(row, logits)), width))
+    if mode == "greedy":
+        return Drawn(_best(edited_logits(row, logits), width))
     if mode == "coupled":
-        ids, scores = noisy_scores(row, host_logits(row, logits))
-        return Drawn([int(ids[i]) for i in _best(torch.from_numpy(scores), width)])
+        return Drawn([row_token(row, logits)] if width == 1 else _best(row_noisy_scores(row, logits), width))
     q = row_probs(row, logits)
-    if mode == "spechub":
-        return _pair(row, q, number)
-    return _with_replacement(row, q, number, width) if replacement else _without_replacement(row, q, number, width)
+    key = partial(noise_key, row.request.seed, row.request.num_tokens, Purpose.DRAFT)
+    first_index = number * MAX_WIDTH
+    if mode == "sampled" and replacement:
+        tokens = [pick(keyed_coin(key(first_index + i)), q) for i in range(width)]
+        return Drawn(tokens, torch.from_numpy(q).expand(width, -1))
+    if mode == "sampled":
+        return _without_replacement(q, [key(first_index + i) for i in range(width)])
+    return _pair(q, [key(first_index), key(first_index + 1)])
 
 
-def _best(values: Tensor, width: int) -> list[int]:  # [any] -> ids, best first, lowest id where they tie
+def _best(values: FloatRow | Probs, width: int) -> list[int]:
+    """The tokens with the largest values, best first, the lowest id where they tie; fewer where fewer are allowed."""
     if width == 1:
         return [int(values.argmax())]
-    order = values.sort(dim=-1, descending=True, stable=True)
-    return [int(i) for i in order.indices[:width] if values[i] > -torch.inf]
+    if width < len(values):
+        values = np.where(values >= np.partition(values, len(values) - width)[len(values) - width], values, -np.inf)
+    ids = np.flatnonzero(values > -np.inf)
+    order = np.argsort(-values[ids], kind="stable")[:width]
+    return [int(i) for i in ids[order]]
 
 
-def _with_replacement(row: NodeRow, q: Tensor, number: int, width: int) -> Drawn:
-    tokens = [
-        pick(keyed_coin(noise_key(row.request.seed, row.request.num_tokens, Purpose.DRAFT, number * 1024 + i)), q)
-        for i in range(width)
-    ]
-    return Drawn(tokens, q.expand(width, -1))
-
-
-def _without_replacement(row: NodeRow, q: Tensor, number: int, width: int) -> Drawn:
+def _without_replacement(q: Probs, keys: Sequence[int]) -> Drawn:
     tokens: list[int] = []
-    probs: list[Tensor] = []
-    left = q
-    for i in range(min(width, int(q.count_nonzero()))):
-        key = noise_key(row.request.seed, row.request.num_tokens, Purpose.DRAFT, number * 1024 + i)
-        tokens.append(pick(keyed_coin(key), left))
-        probs.append(left)
-        left = left.clone()
-        left[tokens[-1]] = 0.0
-        left /= left.sum()
-    return Drawn(tokens, torch.stack(probs))
+    probs: list[Probs] = []
+    for key in keys[: int(np.count_nonzero(q))]:
+        tokens.append(pick(keyed_coin(key), q))
+        probs.append(q)
+        q = q.copy()
+        q[tokens[-1]] = 0.0
+        q /= max(q.sum(), np.finfo(np.float64).tiny)  # nothing is left after the last token
+    return Drawn(tokens, torch.from_numpy(np.stack(probs)))
 
 
-def _pair(row: NodeRow, q: Tensor, number: int) -> Drawn:
+def _pair(q: Probs, keys: Sequence[int]) -> Drawn:
     """First token i ~ q. If it is the hub, the second is drawn from the others; if not, the second is the hub."""
-    first = _without_replacement(row, q, number, 2)
+    tokens = _without_replacement(q, keys).token_ids
     hub = int(q.argmax())
-    if len(first.token_ids) == 2 and first.token_ids[0] != hub:
-        return Drawn([first.token_ids[0], hub], q.expand(2, -1))
-    return Drawn(first.token_ids, q.expand(len(first.token_ids), -1))
+    if tokens[0] != hub:
+        tokens = [tokens[0], hub]
+    return Drawn(tokens, torch.from_numpy(q).expand(len(tokens), -1))
+
+
+def widen_draft_logits(
+    logits: Tensor,  # [rows, draft vocab]
+    d2t: Tensor,  # [draft vocab]: target id - draft id, the offsets that EAGLE-3 checkpoints carry
+    vocab_size: int,
+) -> Tensor:  # [rows, vocab]
+    """A reduced draft vocabulary put in the target's places; what it does not have gets -inf."""
+    target_ids = torch.arange(len(d2t), device=d2t.device) + d2t
+    wide = torch.full((len(logits), vocab_size), -torch.inf, dtype=logits.dtype, device=logits.device)
+    wide[:, target_ids.to(logits.device)] = logits
+    return wide

@@ -18,6 +18,7 @@ from torch import Tensor
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.errors import RequestFailedError
+from paceline.ops.sampling_types import FloatRow, IdRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,33 +37,31 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """A request's ids as tensors. It holds the options themselves, so that their id() cannot be reused."""
+    """A request's ids as arrays. It holds the options themselves, so that their id() cannot be reused."""
 
     params: SamplingParams
-    allowed: Tensor | None
-    bias_ids: Tensor
-    bias_values: Tensor
+    allowed: IdRow
+    bias_ids: IdRow
+    bias_values: FloatRow
 
 
-_compiled: OrderedDict[tuple[int, torch.device], _Compiled] = OrderedDict()  # least recently used first
+_compiled: OrderedDict[int, _Compiled] = OrderedDict()  # id(options) -> arrays, least recently used first
 _MAX_COMPILED = 1024
 
 
-def _compile(params: SamplingParams, device: torch.device) -> _Compiled:
-    key = (id(params), device)
-    entry = _compiled.get(key)
+def _compile(params: SamplingParams) -> _Compiled:
+    entry = _compiled.get(id(params))
     if entry is None:
-        allowed = params.allowed_token_ids
-        entry = _compiled[key] = _Compiled(
+        entry = _compiled[id(params)] = _Compiled(
             params,
-            None if allowed is None else torch.tensor(list(allowed), device=device),
-            torch.tensor(list(params.logit_bias.keys()), dtype=torch.int64, device=device),
-            torch.tensor(list(params.logit_bias.values()), dtype=torch.float32, device=device),
+            np.array(params.allowed_token_ids or (), dtype=np.int64),
+            np.array(list(params.logit_bias.keys()), dtype=np.int64),
+            np.array(list(params.logit_bias.values()), dtype=np.float32),
         )
         if len(_compiled) > _MAX_COMPILED:
             _compiled.popitem(last=False)
     else:
-        _compiled.move_to_end(key)
+        _compiled.move_to_end(id(params))
     return entry
 
 
@@ -79,24 +78,23 @@ def needs_edit(row: NodeRow) -> bool:
     )
 
 
-def edit_logits(row: NodeRow, logits: Tensor) -> Tensor:  # [vocab] float32 -> [vocab] float32
+def edit_logits(row: NodeRow, logits: FloatRow) -> FloatRow:
     """The row's logits with every option of this file applied; `logits` itself stays as it is."""
     request, params = row.request, row.request.sampling_params
-    compiled = _compile(params, logits.device)
-    if compiled.allowed is None:
-        logits = logits.clone()
+    compiled = _compile(params)
+    if params.allowed_token_ids is None:
+        logits = logits.copy()
     else:
-        kept = torch.full_like(logits, -torch.inf)
-        kept[compiled.allowed] = logits[compiled.allowed]
-        logits = kept
+        everything = logits
+        logits = np.full_like(everything, -np.inf)
+        logits[compiled.allowed] = everything[compiled.allowed]
     output_ids = request.output_token_ids + list(row.draft_ids)
     banned = _bad_word_endings(request.bad_words_token_ids, output_ids)
     if _held_back(row):
         banned += request.stop_token_ids
     if banned:
-        logits[banned] = -torch.inf
-    if params.logit_bias:
-        logits[compiled.bias_ids] += compiled.bias_values
+        logits[banned] = -np.inf
+    logits[compiled.bias_ids] += compiled.bias_values
     if params.logits_processors:
         logits = _run_processors(params, [*request.prompt_token_ids, *output_ids], logits)
     if _has_penalties(params):
@@ -118,34 +116,36 @@ def _bad_word_endings(bad_words: Sequence[Sequence[int]], output_ids: Sequence[i
     return banned
 
 
-def _run_processors(params: SamplingParams, token_ids: Sequence[int], logits: Tensor) -> Tensor:
-    shape = logits.shape
+def _run_processors(params: SamplingParams, token_ids: Sequence[int], logits: FloatRow) -> FloatRow:
+    values: object = torch.from_numpy(logits)
     for processor in params.logits_processors:
+        assert isinstance(values, Tensor)
         try:
-            logits = processor(token_ids, logits)
+            values = processor(token_ids, values)
         except Exception as error:
             raise RequestFailedError(f"logits processor {processor!r} raised {error!r}") from error
-        if not isinstance(logits, Tensor) or logits.shape != shape:
-            got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        if not isinstance(values, Tensor) or values.shape != logits.shape:
+            got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise RequestFailedError(
-                f"logits processor {processor!r} must return a tensor of shape {tuple(shape)}, it returned {got}"
+                f"logits processor {processor!r} must return a tensor of shape {logits.shape}, it returned {got}"
             )
-    return logits.to(torch.float32)
+    assert isinstance(values, Tensor)
+    edited: FloatRow = values.detach().to("cpu", torch.float32).numpy()
+    return edited
 
 
 def _has_penalties(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
 
 
-def _penalize_(params: SamplingParams, prompt_ids: Sequence[int], output_ids: Sequence[int], logits: Tensor) -> None:
+def _penalize_(params: SamplingParams, prompt_ids: Sequence[int], output_ids: Sequence[int], logits: FloatRow) -> None:
     """Repetition looks at prompt and output and scales; frequency and presence look at the output and subtract."""
     # Only tokens that occurred are touched, so the cost follows the text and not the vocabulary.
     output, counts = np.unique(np.array(output_ids, dtype=np.int64), return_counts=True)
     if params.repetition_penalty != 1.0:
-        seen = torch.from_numpy(np.union1d(np.array(prompt_ids, dtype=np.int64), output)).to(logits.device)
+        seen = np.union1d(np.array(prompt_ids, dtype=np.int64), output)
         values = logits[seen]
-        scale = params.repetition_penalty
-        logits[seen] = torch.where(values > 0, values / scale, values * scale)
-    ids = torch.from_numpy(output).to(logits.device)
+        scale = np.float32(params.repetition_penalty)
+        logits[seen] = np.where(values > 0, values / scale, values * scale)
     cost = params.frequency_penalty * counts + params.presence_penalty
-    logits[ids] -= torch.from_numpy(cost.astype(np.float32)).to(logits.device)
+    logits[output] -= cost.astype(np.float32)

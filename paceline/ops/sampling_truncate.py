@@ -14,15 +14,14 @@ the vocabulary. `truncated_scores` is its plain twin, vectorised over rows, for 
 import math
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from paceline.core.sampling_params import SamplingParams
 from paceline.errors import RequestFailedError
+from paceline.ops.sampling_types import FloatRow, IdRow
 
-FloatRow = npt.NDArray[np.float32]
-IdRow = npt.NDArray[np.int64]
+_FEW = 4096  # candidates that are sorted as they are, without looking for a tighter threshold
 
 NOTHING_TO_SAMPLE = (
     "nothing can be sampled: the largest logit is {}. Either the model gave NaN or infinite logits, or "
@@ -30,12 +29,8 @@ NOTHING_TO_SAMPLE = (
 )
 
 
-def shortlist(
-    logits: FloatRow,  # [vocab]
-    params: SamplingParams,
-    floor: float = -math.inf,
-) -> tuple[IdRow, FloatRow]:
-    """The ids that are left, ascending, and their scores. Scores below `floor` may be left out after truncation."""
+def shortlist(logits: FloatRow, params: SamplingParams) -> tuple[IdRow | None, FloatRow]:
+    """The ids that are left, ascending, and their scores; None for the ids where nothing truncates."""
     best = logits[logits.argmax()]  # NaN wins argmax, so this one number shows every way a row can be unusable
     if not math.isfinite(best):
         raise RequestFailedError(NOTHING_TO_SAMPLE.format(best))
@@ -46,7 +41,9 @@ def shortlist(
         lowest = max(lowest, _kth_largest(scores, params.top_k))
     if params.top_p < 1.0:
         return _nucleus(scores, params.top_p, lowest)
-    ids = np.flatnonzero(scores >= np.float32(max(lowest, floor)))
+    if lowest == -math.inf:
+        return None, scores
+    ids = np.flatnonzero(scores >= np.float32(lowest))
     return ids, scores[ids]
 
 
@@ -66,17 +63,12 @@ def _kth_largest(scores: FloatRow, k: int) -> float:
 
 
 def _nucleus(scores: FloatRow, top_p: float, lowest: float) -> tuple[IdRow, FloatRow]:
-    """top_p among the tokens with scores >= lowest.
-
-    The likeliest token weighs 1, so all tokens that weigh less than (1 - top_p) / vocab sum to less than the share that
-    top_p may leave out: they are outside without being looked at."""
-    reach = max(lowest, math.log((1.0 - top_p) / len(scores)) - 0.01)  # 0.01: far more than rounding
-    ids = np.flatnonzero(scores >= np.float32(reach))
+    """top_p among the tokens with scores >= lowest."""
+    ids, wanted = _nucleus_candidates(scores, top_p, lowest)
     kept = scores[ids]
     descending = np.sort(kept)[::-1]
     cumulative = np.cumsum(np.exp(descending, dtype=np.float64))
-    total = cumulative[-1] if reach == lowest else _total_weight(scores, lowest)
-    num_kept = min(int(np.searchsorted(cumulative, top_p * total, side="left")) + 1, len(descending))
+    num_kept = min(int(np.searchsorted(cumulative, wanted, side="left")) + 1, len(descending))
     last = descending[num_kept - 1]
     above = kept > last
     tied = np.flatnonzero(kept == last)[: num_kept - int(np.count_nonzero(above))]
@@ -84,11 +76,23 @@ def _nucleus(scores: FloatRow, top_p: float, lowest: float) -> tuple[IdRow, Floa
     return ids[above], kept[above]
 
 
-def _total_weight(scores: FloatRow, lowest: float) -> float:
-    weights = torch.from_numpy(scores).exp().numpy()
+def _nucleus_candidates(scores: FloatRow, top_p: float, lowest: float) -> tuple[IdRow, float]:
+    """Tokens above a threshold that is lowered until they weigh enough for top_p, and the weight that is enough."""
+    weights = np.exp(scores)
     if lowest > -math.inf:
-        weights = weights[np.flatnonzero(scores >= np.float32(lowest))]
-    return float(weights.sum(dtype=np.float64))
+        ids = np.flatnonzero(scores >= np.float32(lowest))
+        wanted = top_p * float(weights[ids].sum(dtype=np.float64))
+        if len(ids) < _FEW:
+            return ids, wanted
+    else:
+        wanted = top_p * float(weights.sum(dtype=np.float64))
+    threshold = -4.0
+    while threshold > max(lowest, -1e3):
+        ids = np.flatnonzero(scores >= np.float32(threshold))
+        if float(weights[ids].sum(dtype=np.float64)) > wanted * (1.0 + 1e-5):  # clear of any rounding
+            return ids, wanted
+        threshold *= 2
+    return np.flatnonzero(scores >= np.float32(lowest)), wanted
 
 
 def truncated_scores(logits: Tensor, params: list[SamplingParams]) -> Tensor:  # [rows, vocab] -> [rows, vocab]

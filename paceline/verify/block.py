@@ -10,17 +10,16 @@ before it does not matter. The next token is drawn from norm((w_i p - q)+), or f
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from paceline.core.tree import DraftTree
 from paceline.ops.random import Purpose
+from paceline.ops.sampling_types import Probs
 from paceline.verify.dice import Dice
 from paceline.verify.multi_step import require_chain
 from paceline.verify.residual import draft_distribution
 from paceline.verify.walk import ROOT, Path, Walk
 
 
-def block_walk(tree: DraftTree, dice: Dice) -> Walk[Tensor]:
+def block_walk(tree: DraftTree, dice: Dice) -> Walk[Probs]:
     require_chain(tree, "block", "multi_step")
     p = list((yield (ROOT,)))  # p[i]: the distribution after i draft tokens
     q = [draft_distribution(tree, node, len(p[0])) for node in range(len(tree))]  # q[i]: of token i + 1
@@ -38,15 +37,15 @@ def block_walk(tree: DraftTree, dice: Dice) -> Walk[Tensor]:
     accepted = list(range(cut))
     if cut == len(tree):
         return Path(accepted, dice.choose(p[cut], Purpose.BONUS))
-    left = (wanted[cut] * p[cut] - q[cut]).clamp_(min=0.0)
+    left = (wanted[cut] * p[cut] - q[cut]).clip(min=0.0)
     # Nothing left means that this cut has probability 0 but for rounding; p itself is then right.
     return Path(accepted, dice.choose(left if float(left.sum()) > 0.0 else p[cut], Purpose.RECOVER))
 
 
-def stay_probability(i: int, wanted: Sequence[float], p: Sequence[Tensor], q: Sequence[Tensor]) -> float:
+def stay_probability(i: int, wanted: Sequence[float], p: Sequence[Probs], q: Sequence[Probs]) -> float:
     """h_i for i in 1..K."""
     if i == len(q):
         return wanted[i]
-    left = float((wanted[i] * p[i] - q[i]).clamp_(min=0.0).sum())
+    left = float((wanted[i] * p[i] - q[i]).clip(min=0.0).sum())
     denominator = left + (1.0 - wanted[i])
     return left / denominator if denominator > 0.0 else 1.0  # w_i = 1 and p = q next: cannot fail

@@ -7,16 +7,15 @@ the real rule emits; and in the engine `KeyedDice` makes each decision a pure fu
 
 from typing import Protocol
 
-from torch import Tensor
-
 from paceline.core.request import Request
 from paceline.ops.random import Purpose, keyed_coin, noise_key, pick
+from paceline.ops.sampling_types import Probs
 
 
 class Dice(Protocol):
     def accept(self, probability: float, purpose: Purpose, index: int) -> bool: ...
 
-    def choose(self, probs: Tensor, purpose: Purpose, index: int = 0) -> int: ...
+    def choose(self, probs: Probs, purpose: Purpose, index: int = 0) -> int: ...
 
 
 class KeyedDice:
@@ -30,7 +29,7 @@ class KeyedDice:
     def accept(self, probability: float, purpose: Purpose, index: int) -> bool:
         return accepts(self._uniform(purpose, index), probability)
 
-    def choose(self, probs: Tensor, purpose: Purpose, index: int = 0) -> int:
+    def choose(self, probs: Probs, purpose: Purpose, index: int = 0) -> int:
         return pick(self._uniform(purpose, index), probs)
 
     def _uniform(self, purpose: Purpose, index: int) -> float:

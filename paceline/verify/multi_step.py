@@ -10,22 +10,21 @@ conditional rows (nothing more to do), or all the same full row: then `replaceme
 the same drafter out of q and renormalises, without which the rule is biased.
 """
 
-from torch import Tensor
-
 from paceline.core.tree import DraftTree
 from paceline.errors import RequestFailedError
 from paceline.ops.random import Purpose
+from paceline.ops.sampling_types import Probs
 from paceline.verify.dice import Dice
 from paceline.verify.residual import accept_probability, draft_distribution, residual, without
 from paceline.verify.walk import ROOT, Path, Walk
 
 
-def rejection_walk(tree: DraftTree, dice: Dice) -> Walk[Tensor]:
+def rejection_walk(tree: DraftTree, dice: Dice) -> Walk[Probs]:
     require_chain(tree, "rejection", "multi_step")
     return (yield from multi_step_walk(tree, dice))
 
 
-def multi_step_walk(tree: DraftTree, dice: Dice, replacement: bool = True) -> Walk[Tensor]:
+def multi_step_walk(tree: DraftTree, dice: Dice, replacement: bool = True) -> Walk[Probs]:
     children = children_in_draw_order(tree)
     accepted: list[int] = []
     node = ROOT

@@ -9,6 +9,7 @@ from paceline.core.outputs import VerifyResult
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.ops.sampling import target_probs
+from paceline.ops.sampling_types import Probs
 from paceline.verify.dice import Dice, KeyedDice
 from paceline.verify.walk import Walk, run_walks
 
@@ -16,7 +17,7 @@ from paceline.verify.walk import Walk, run_walks
 @dataclass(frozen=True, slots=True)
 class RuleVerifier:
     name: str
-    rule: Callable[[DraftTree, Dice], Walk[Tensor]]
+    rule: Callable[[DraftTree, Dice], Walk[Probs]]
     lossless: bool = True
 
     def verify(self, requests: Sequence[Request], drafts: Sequence[DraftTree], logits: Tensor) -> list[VerifyResult]:

@@ -11,18 +11,19 @@ The hub a is in every pair, so its target mass can always be met in full:
 A node with one child is verified as in R2.
 """
 
-from torch import Tensor
+import numpy as np
 
 from paceline.core.tree import DraftTree
 from paceline.errors import RequestFailedError
 from paceline.ops.random import Purpose
+from paceline.ops.sampling_types import Probs
 from paceline.verify.dice import Dice
 from paceline.verify.multi_step import children_in_draw_order
 from paceline.verify.residual import accept_probability, draft_distribution, residual
 from paceline.verify.walk import ROOT, Path, Walk
 
 
-def spechub_walk(tree: DraftTree, dice: Dice) -> Walk[Tensor]:
+def spechub_walk(tree: DraftTree, dice: Dice) -> Walk[Probs]:
     children = children_in_draw_order(tree)
     accepted: list[int] = []
     node = ROOT
@@ -45,7 +46,7 @@ def spechub_walk(tree: DraftTree, dice: Dice) -> Walk[Tensor]:
         node = child
 
 
-def _try_pair(tree: DraftTree, pair: list[int], p: Tensor, dice: Dice) -> int | None:
+def _try_pair(tree: DraftTree, pair: list[int], p: Probs, dice: Dice) -> int | None:
     """The child that is let through, if any. The other token comes first, the hub takes what is left."""
     q = draft_distribution(tree, pair[0], len(p))
     hub = int(q.argmax())
@@ -64,7 +65,7 @@ def _try_pair(tree: DraftTree, pair: list[int], p: Tensor, dice: Dice) -> int | 
     return hub_child if dice.accept(hub_probability(p, q, hub), Purpose.ACCEPT, hub_child) else None
 
 
-def other_probability(p: Tensor, q: Tensor, other: int, hub: int, hub_first: bool) -> float:
+def other_probability(p: Probs, q: Probs, other: int, hub: int, hub_first: bool) -> float:
     wanted, drawn = float(p[other]), float(q[other])
     if not hub_first:
         return min(1.0, wanted / drawn)
@@ -72,16 +73,16 @@ def other_probability(p: Tensor, q: Tensor, other: int, hub: int, hub_first: boo
     return min(1.0, max(0.0, wanted - drawn) / pair_mass)
 
 
-def hub_probability(p: Tensor, q: Tensor, hub: int) -> float:
+def hub_probability(p: Probs, q: Probs, hub: int) -> float:
     """p(a) over the mass of all pairs whose other token was not let through."""
-    let_through = p.minimum(q / (1.0 - q[hub]))
+    let_through = np.minimum(p, q / (1.0 - q[hub]))
     let_through[hub] = 0.0
     left_over = 1.0 - float(let_through.sum())
     return min(1.0, float(p[hub]) / left_over) if left_over > 0.0 else 0.0
 
 
-def pair_residual(p: Tensor, q: Tensor) -> Tensor:
+def pair_residual(p: Probs, q: Probs) -> Probs:
     hub = int(q.argmax())
-    left = (p - q / (1.0 - q[hub])).clamp_(min=0.0)
+    left = (p - q / (1.0 - q[hub])).clip(min=0.0)
     left[hub] = 0.0
     return left if float(left.sum()) > 0.0 else p

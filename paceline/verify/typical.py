@@ -6,15 +6,16 @@ accepts more than any exact rule and changes the distribution. At temperature 0 
 
 import math
 
-from torch import Tensor
+import numpy as np
 
 from paceline.core.tree import DraftTree
 from paceline.ops.random import Purpose
+from paceline.ops.sampling_types import Probs
 from paceline.verify.dice import Dice
 from paceline.verify.walk import ROOT, Path, Walk
 
 
-def typical_walk(tree: DraftTree, dice: Dice, epsilon: float = 0.09, alpha: float = 0.3) -> Walk[Tensor]:
+def typical_walk(tree: DraftTree, dice: Dice, epsilon: float = 0.09, alpha: float = 0.3) -> Walk[Probs]:
     children = tree.children()
     accepted: list[int] = []
     node = ROOT
@@ -28,6 +29,6 @@ def typical_walk(tree: DraftTree, dice: Dice, epsilon: float = 0.09, alpha: floa
         accepted.append(node)
 
 
-def _entropy(p: Tensor) -> float:
+def _entropy(p: Probs) -> float:
     positive = p[p > 0]
-    return -float((positive * positive.log()).sum())
+    return -float((positive * np.log(positive)).sum())

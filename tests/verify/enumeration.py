@@ -20,8 +20,10 @@ from torch import Tensor
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
+from paceline.errors import RequestFailedError
 from paceline.ops.random import Purpose
 from paceline.ops.sampling import NodeRow, target_probs
+from paceline.ops.sampling_types import Probs
 from paceline.verify.dice import Dice
 from paceline.verify.walk import Walk, run_walks
 
@@ -41,8 +43,8 @@ class EveryWay:
     def accept(self, probability: float, purpose: Purpose, index: int) -> bool:
         return bool(self._decide([(0, 1.0 - probability), (1, probability)]))
 
-    def choose(self, probs: Tensor, purpose: Purpose, index: int = 0) -> int:
-        weights = (probs / probs.sum()).tolist()
+    def choose(self, probs: Any, purpose: Purpose, index: int = 0) -> int:
+        weights = (np.asarray(probs) / np.asarray(probs).sum()).tolist()
         return self._decide(list(enumerate(weights)))
 
     def _decide(self, ways: list[tuple[int, float]]) -> int:
@@ -107,11 +109,11 @@ class World:
         paths += [[tree.token_ids[i] for i in tree.ancestors(node)] for node in range(len(tree))]
         return torch.stack([self.target.logits([*self.request.token_ids, *path]) for path in paths])
 
-    def probs(self, token_ids: Sequence[int]) -> Tensor:
+    def probs(self, token_ids: Sequence[int]) -> Probs:
         """p of plain decoding after these tokens were emitted."""
         later = with_output(self.request, token_ids)
         (p,) = target_probs([NodeRow(later, (), 0)], self.target.logits(later.token_ids)[None])
-        if not isinstance(p, Tensor):
+        if isinstance(p, RequestFailedError):
             raise p
         return p
 

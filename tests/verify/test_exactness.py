@@ -27,7 +27,9 @@ COMMON: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]
 
 def draw_tokens(rows: Sequence[NodeRow], logits: Tensor, dice: Dice) -> list[Any]:
     """R1's answer: the target's own token, every possible one in turn."""
-    return [dice.choose(p, Purpose.SAMPLE) if isinstance(p, Tensor) else p for p in target_probs(rows, logits)]
+    return [
+        p if isinstance(p, RequestFailedError) else dice.choose(p, Purpose.SAMPLE) for p in target_probs(rows, logits)
+    ]
 
 
 @st.composite
