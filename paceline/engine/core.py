@@ -5,7 +5,7 @@
 `EngineCore` is synchronous and single-threaded. `LLM` and `AsyncLLM` drive it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +55,7 @@ class EngineCore:
         self.speculator = speculator
         self.verifier = verifier
         self.clock = StepClock()
+        self.observers: list[Callable[[StepContext], None]] = []  # told after every step, in the engine's thread
         self._text_decoder = text_decoder
         self._states: dict[str, RequestState] = {}
         self._gone: list[Request] = []  # finished, aborted or preempted since the proposers were last told
@@ -198,6 +199,8 @@ class EngineCore:
         step = StepContext(ready, passes, self._gone, output.logits if needs.logits else None, output.hidden)
         self._gone = []
         self.speculator.observe(step)
+        for observer in self.observers:
+            observer(step)
         for request, draft in zip(ready, self.speculator.propose(step), strict=True):
             request.draft = draft
 
