@@ -3,8 +3,8 @@
     python benchmarks/sampling.py [--vocab 49152] [--repeats 50] [--threads 2] [--forward-ms 8.0 --tree-forward-ms 20.0]
 
 Every line is one `verify` call on logits that are already there. The two forward times are the measured passes of one
-row and of the tree; the last column is the share of that pass. Logits are peaked like a language model's: a few likely
-tokens over a wide floor.
+row and of the tree; the last column is the share of that pass. The logits have the profile of the default model's
+median row: PROFILE says how far below the best token the n-th best one is.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,13 +36,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "top_p, flat": {"temperature": 4.0, "top_p": 0.99},
 }
 CONTEXT = 512
+PROFILE = [(1, 0.0), (8, -4.0), (114, -8.0), (8749, -16.0), (47222, -25.0), (200000, -30.0)]  # (rank, logit)
 
 
 def peaked_logits(rows: int, vocab: int, seed: int = 0) -> Tensor:  # [rows, vocab]
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(rows, vocab, generator=generator) * 2.5
-    likely = torch.randint(vocab, (rows, 20), generator=generator)
-    return logits.scatter_add_(1, likely, 12.0 * torch.rand(rows, 20, generator=generator))
+    """Random order and some jitter over the typical profile."""
+    generator = np.random.default_rng(seed)
+    profile = np.interp(np.log(np.arange(1, vocab + 1)), np.log([rank for rank, _ in PROFILE]), [z for _, z in PROFILE])
+    values = [generator.permutation(profile + generator.normal(0, 0.3, vocab)) for _ in range(rows)]
+    return torch.from_numpy(np.stack(values).astype(np.float32))
 
 
 def request_of(options: dict[str, Any], vocab: int) -> Request:
