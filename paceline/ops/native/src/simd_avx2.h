@@ -9,7 +9,7 @@ struct vf { __m256 a, b; };
 struct vi { __m256i a, b; };
 struct vb { __m256i a, b; };
 
-constexpr int kFloatRows = 4, kQuantRows = 4, kPanels = 1;
+constexpr int kFloatRows = 4, kQuantRows = 4, kPanels = 1, kQueries = 4;
 constexpr bool kOffset8 = false;  // dot4_s8 is a signed product here
 
 inline vf vload(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }

@@ -13,7 +13,7 @@ typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
 struct vb { uint8_t byte[64]; };
 
-constexpr int kFloatRows = 4, kQuantRows = 4, kPanels = 1;
+constexpr int kFloatRows = 4, kQuantRows = 4, kPanels = 1, kQueries = 4;
 constexpr bool kOffset8 = false;
 
 inline vf vload(const float* p) { vf a; memcpy(&a, p, 64); return a; }
