@@ -1,7 +1,7 @@
 """What a sweep goes through: settings x workloads x temperatures x loads, each several times.
 
-A setting is `plain`, `auto`, a method with its sizes (`ngram:4` for K = 4, `suffix:8x32` for K = 8 and 32 nodes), a JSON
-object as in speculative_config, or `name=http://host:port` for a server.
+A setting is `plain`, `auto`, a method with its sizes (`ngram:4` for K = 4, `suffix:8x32` for K = 8 and 32 nodes), a
+JSON object as in speculative_config, or `name=http://host:port` for a server.
 
 >>> parse_setting("ngram:4").config
 {'method': 'ngram', 'num_speculative_tokens': 4}
@@ -12,7 +12,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.bench.backend import Sampling
@@ -74,7 +74,7 @@ class Grid:
     temperatures: Sequence[float]
     loads: Sequence[Load]
     num_repeats: int = 3
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     num_requests: int | None = None  # per run; None: enough to keep every user busy twice
     model: str = ""
 

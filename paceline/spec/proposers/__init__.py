@@ -59,8 +59,8 @@ def _members(name: str, value: Any) -> Any:
         raise InvalidOptionError(f"{name} must be a list such as ['ngram', 'suffix'], got {value!r}")
     members = tuple(SpeculativeConfig.parse(member) for member in value)
     for member in members:
-        if member is None or member.method in ("merge", "none"):
-            raise InvalidOptionError(f"{name} must be drafting methods other than merge and none, got {value!r}")
+        if member is None or member.method in ("auto", "merge", "none"):
+            raise InvalidOptionError(f"{name} must be drafting methods other than auto, merge and none, got {value!r}")
     return members
 
 
@@ -102,6 +102,11 @@ PROPOSERS: dict[str, Method] = {
         "paceline.spec.proposers.merge:MergeProposer",
         "several methods on one tree; the budget goes to the likeliest nodes",
         _size(16, 32) | {"members": Option(("ngram", "suffix", "recycling"), _members, "names or configurations")},
+    ),
+    "auto": Method(
+        "paceline.spec.controller:AutoProposer",
+        "as merge, but each step drafts only what pays by the costs and acceptance measured so far",
+        _size(16, 24) | {"members": Option(("prediction", "ngram", "suffix"), _members, "names or configurations")},
     ),
     "oracle": Method(
         "paceline.spec.proposers.oracle:OracleProposer",

@@ -1,0 +1,245 @@
+"""`auto`: drafts where drafting pays, as measured live, and nowhere else.
+
+Each step it
+1. learns what the last pass cost (controller_cost.py) and whether each request's drafts were right,
+2. asks the drafters, for the requests where asking has been worth the drafters' own time,
+3. keeps the nodes that raise the whole batch's expected tokens per second (controller_select.py); often that is none.
+
+A request whose drafts do not pay sleeps: its drafters are asked only now and then, paid from an allowance of a small
+share of the elapsed time, and it wakes as soon as a draft would pay. Pruning is exact: with sample-match verification
+the output does not depend on which nodes were offered.
+
+    LLM(model, {"method": "auto"})                                the default
+    LLM(model, {"method": "auto", "members": ["ngram", "suffix"], "node_budget": 16})   limits by hand
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.request import Request, RequestStatus
+from paceline.core.sampling_params import SamplingParams
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.spec.controller_cost import PassCostModel, calibrate
+from paceline.spec.controller_select import Selection, path_chances, select
+from paceline.spec.proposer import Budget, StepContext
+from paceline.spec.reliability import walk
+from paceline.spec.services import Services
+
+if TYPE_CHECKING:
+    from paceline.spec.config import SpeculativeConfig
+
+MARGIN = 1.02  # expected speedup from which drafts are offered at all
+ALLOWANCE = 0.01  # share of the elapsed time that may go into asking sleepers and into trying what should not pay
+MAX_ALLOWANCE_S = 0.25  # what can be saved up
+LONGEST_SLEEP = 16  # steps
+BIAS_RATE, BIAS_DECAY, MAX_BIAS = 0.3, 0.995, 4.0
+VALUE_RATE = 0.2  # how quickly a request's worth follows its last drafts
+TYPICAL_RATE = 0.05  # and how quickly the worth of a new request follows that of all others
+MAX_VALUE = 8.0  # times the cost of asking: however good the past was, sleep is a few useless drafts away
+TRY_EVERY = 32  # steps between two passes with drafts that should not pay, to see whether the curve still holds
+TRUST_MEMORY = 0.99
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What the controller knows of one request."""
+
+    value_s: float  # time that a draft is expected to save, averaged over the last ones asked for
+    bias: float = 0.0  # this request's drafts are right more (or less) often than the drafters say: shift in log odds
+    tree: DraftTree = EMPTY_TREE  # what the drafters proposed last, before pruning
+    num_slept: int = 0  # steps since it was last asked
+    sleep: int = 0  # steps to sleep; 0: awake
+
+
+class AutoProposer:
+    name = "auto"
+
+    def __init__(
+        self,
+        services: Services,
+        largest: Budget,
+        *,
+        members: "Sequence[SpeculativeConfig]",
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        from paceline.spec.proposers.merge import MergeProposer
+
+        self.drafters = MergeProposer(services, largest, members=members)
+        self.needs = self.drafters.needs
+        self.clock = clock
+        self.cost = PassCostModel(calibrate(services))
+        self._records: dict[str, RequestRecord] = {}
+        self._typical_value_s = float("inf")  # of a request nobody knows yet: worth asking
+        self._draft_s = 0.0  # per request asked
+        self._allowance_s = 0.0
+        self._handed_over_s: float | None = None  # when the last step's drafts were handed over
+        self._promised, self._kept_promises = 1.0, 1.0  # accepted tokens: expected, and found; both fade
+        self._expected = 0.0  # accepted tokens expected of the pass under way
+        self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0, "tried_at_a_loss": 0}
+        self._own_s = 0.0
+        self._last: Selection | None = None
+        self._last_batch = 0
+
+    def check_params(self, params: SamplingParams) -> None:
+        self.drafters.check_params(params)
+
+    def observe(self, step: StepContext) -> None:
+        begin_s = self.clock()
+        self._learn_cost(step, begin_s)
+        for verified in step.passes:
+            record = self._records.get(verified.request.request_id)
+            if record is not None and record.tree:
+                self._learn_bias(record, verified.new_token_ids)
+        for request in step.gone:
+            self._records.pop(request.request_id, None)
+        own_s = self.clock() - begin_s
+        self.drafters.observe(step)
+        self._own_s += own_s
+
+    def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
+        begin_s = self.clock()
+        num_running = sum(p.request.status is RequestStatus.RUNNING for p in step.passes)
+        num_requests = max(num_running, len(step.requests))
+        asked = self._whom_to_ask(step.requests, num_requests)
+        drafted, draft_s = self._ask(step, budgets, asked)
+        trees = self._choose(step.requests, asked, drafted, num_requests)
+        self._handed_over_s = self.clock()
+        self._own_s += self._handed_over_s - begin_s - draft_s
+        self._totals["steps"] += 1
+        return trees
+
+    def report(self) -> dict[str, Any]:
+        """What it knows and what it decided last, for statistics and the server's page."""
+        asleep = sum(record.sleep > 0 for record in self._records.values())
+        return {
+            **self._totals,
+            "own_s": self._own_s,
+            "draft_s_per_request": self._draft_s,
+            "awake": len(self._records) - asleep,
+            "asleep": asleep,
+            "trust": self._trust,
+            "pass_cost_s": self.cost.table(),
+            "members_awake": [name for name, account in self.drafters.usefulness.accounts.items() if account.awake],
+            "last_decision": self._reason(),
+        }
+
+    @property
+    def _trust(self) -> float:
+        """Accepted tokens over expected ones, lately."""
+        return self._kept_promises / self._promised
+
+    # -- learning ----------------------------------------------------------------------------------------------------
+
+    def _learn_cost(self, step: StepContext, now_s: float) -> None:
+        if self._handed_over_s is None:
+            return
+        elapsed_s = now_s - self._handed_over_s
+        self._handed_over_s = None
+        decodes = [p for p in step.passes if p.logits_row >= 0]
+        accepted = sum(len(p.accepted) for p in decodes)
+        self._promised = TRUST_MEMORY * self._promised + self._expected
+        self._kept_promises = TRUST_MEMORY * self._kept_promises + (accepted if self._expected else 0.0)
+        if not decodes or elapsed_s <= 0.0 or any(p.num_committed > 1 for p in step.passes):
+            return  # prompt rows have a price of their own
+        self.cost.observe(sum(len(p.rows) for p in step.passes), elapsed_s)
+        self._allowance_s = min(MAX_ALLOWANCE_S, self._allowance_s + ALLOWANCE * elapsed_s)
+
+    @staticmethod
+    def _learn_bias(record: RequestRecord, new_token_ids: Sequence[int]) -> None:
+        """One step of logistic regression on the intercept, for each guess that the new tokens judged."""
+        tree, record.tree = record.tree, EMPTY_TREE
+        if tree.confidence is None:
+            return
+        for node, hit in walk(tree, new_token_ids):
+            (chance,) = path_chances(DraftTree([0], [-1], confidence=[tree.confidence[node]]), record.bias)
+            record.bias = BIAS_DECAY * record.bias + BIAS_RATE * (float(hit) - chance)
+        record.bias = min(MAX_BIAS, max(-MAX_BIAS, record.bias))
+
+    # -- deciding ----------------------------------------------------------------------------------------------------
+
+    def _whom_to_ask(self, requests: Sequence[Request], num_requests: int) -> list[int]:
+        """Indices of the requests whose drafters are asked now."""
+        asked = []
+        for i, request in enumerate(requests):
+            record = self._records.get(request.request_id)
+            if record is None:
+                record = self._records[request.request_id] = RequestRecord(self._typical_value_s)
+            if record.sleep == 0:
+                asked.append(i)
+                continue
+            record.num_slept += 1
+            if record.num_slept >= record.sleep and self._allowance_s >= self._draft_s:
+                self._allowance_s -= self._draft_s
+                asked.append(i)
+        return asked
+
+    def _ask(self, step: StepContext, budgets: Sequence[Budget], asked: Sequence[int]) -> tuple[list[DraftTree], float]:
+        if not asked:
+            return [], 0.0
+        begin_s = self.clock()
+        part = StepContext([step.requests[i] for i in asked], step.passes, step.gone, step.logits, step.hidden)
+        trees = self.drafters.propose(part, [budgets[i] for i in asked])
+        spent_s = self.clock() - begin_s
+        rate = VALUE_RATE if self._totals["asked"] else 1.0
+        self._draft_s += rate * (spent_s / len(asked) - self._draft_s)
+        self._totals["asked"] += len(asked)
+        self._totals["drafted_nodes"] += sum(len(tree) for tree in trees)
+        return trees, spent_s
+
+    def _choose(
+        self, requests: Sequence[Request], asked: Sequence[int], drafted: Sequence[DraftTree], num_requests: int
+    ) -> list[DraftTree]:
+        trees = [EMPTY_TREE] * len(requests)
+        if not asked:
+            self._expected = 0.0
+            return trees
+        records = [self._records[requests[i].request_id] for i in asked]
+        trust = min(1.25, self._trust)
+        chances = [
+            [trust * chance for chance in path_chances(tree, record.bias)] if tree.confidence is not None else []
+            for tree, record in zip(drafted, records, strict=True)
+        ]
+        selection = select(chances, num_requests, self.cost, MARGIN)
+        due = self._totals["steps"] % TRY_EVERY == 0
+        if due and selection.num_nodes == 0 and 0.0 < selection.loss_s <= self._allowance_s:
+            self._allowance_s -= selection.loss_s
+            self._totals["tried_at_a_loss"] += 1
+            selection = select(chances, num_requests, self.cost, MARGIN, force=True)
+        self._last, self._last_batch = selection, num_requests
+        self._expected = sum(selection.gains) / max(trust, 1e-6)
+        self._totals["offered_nodes"] += selection.num_nodes
+        for i, record, tree, keep, gain in zip(asked, records, drafted, selection.keep, selection.gains, strict=True):
+            record.tree = tree
+            # A tree sampled from a distribution of its own must not be pruned by what was drawn.
+            trees[i] = tree if tree.draft_probs is not None else tree.select(keep)
+            self._judge(record, len(keep), gain, selection, num_requests)
+        return trees
+
+    def _judge(
+        self, record: RequestRecord, num_nodes: int, gain: float, selection: Selection, num_requests: int
+    ) -> None:
+        """Was it worth asking? Sleep longer and longer where it was not."""
+        token_s = selection.plain_s / num_requests
+        row_s = (selection.pass_s - selection.plain_s) / max(1, selection.num_nodes)
+        value_s = min(MAX_VALUE * self._draft_s, gain * token_s - num_nodes * row_s)
+        self._typical_value_s = min(MAX_VALUE * self._draft_s, self._typical_value_s)
+        self._typical_value_s += TYPICAL_RATE * (value_s - self._typical_value_s)
+        record.value_s = min(MAX_VALUE * self._draft_s, record.value_s)
+        record.value_s = max(value_s, record.value_s + VALUE_RATE * (value_s - record.value_s))
+        record.num_slept = 0
+        pays = record.value_s > self._draft_s
+        record.sleep = 0 if pays else min(LONGEST_SLEEP, max(1, 2 * record.sleep))
+
+    def _reason(self) -> str:
+        last = self._last
+        if last is None:
+            return "nothing asked yet"
+        batch = f"{self._last_batch} request{'s' if self._last_batch != 1 else ''}"
+        if last.num_nodes == 0:
+            return f"off: no draft for {batch} is expected to gain {MARGIN - 1:.0%} or more"
+        return (
+            f"{last.num_nodes} nodes for {batch}: {sum(last.gains):.2f} more tokens for "
+            f"{(last.pass_s / last.plain_s - 1):.0%} more time, {last.speedup:.2f}x"
+        )
