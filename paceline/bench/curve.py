@@ -5,6 +5,7 @@ One request decodes with drafts that are wrong on purpose (the oracle with accur
 does around it. The median over steps is taken, and several rounds go through all sizes in turn.
 """
 
+import itertools
 import statistics
 import time
 from collections import defaultdict
@@ -59,5 +60,5 @@ def _step_s(llm: LLM, params: SamplingParams) -> float:
     """The median time of a decode step; the first ones read the prompt and warm the caches."""
     moments: list[float] = []
     llm.generate(PROMPT, params, on_step=lambda done, total: moments.append(time.perf_counter()))
-    gaps = [later - earlier for earlier, later in zip(moments, moments[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(moments)]
     return statistics.median(gaps[2:-1])

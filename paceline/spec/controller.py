@@ -112,12 +112,13 @@ class AutoProposer:
 
     def report(self) -> dict[str, Any]:
         """What it knows and what it decided last, for statistics and the server's page."""
-        asleep = sum(record.sleep > 0 for record in self._records.values())
+        records = list(self._records.values())  # a snapshot: the engine's thread may be changing it
+        asleep = sum(record.sleep > 0 for record in records)
         return {
             **self._totals,
             "own_s": self._own_s,
             "draft_s_per_request": self._draft_s,
-            "awake": len(self._records) - asleep,
+            "awake": len(records) - asleep,
             "asleep": asleep,
             "trust": self._trust,
             "pass_cost_s": self.cost.table(),

@@ -33,9 +33,14 @@ class Speculator:
             self._proposer(self.config.method)
 
     @property
+    def proposers(self) -> Mapping[str, Proposer]:
+        """Those in use, by method."""
+        return self._proposers
+
+    @property
     def needs(self) -> Needs:
         """What all proposers in use need together; grows when a request brings a new method."""
-        return union([proposer.needs for proposer in self._proposers.values()])
+        return union([proposer.needs for proposer in list(self._proposers.values())])
 
     @property
     def num_lookahead_tokens(self) -> int:
@@ -60,7 +65,7 @@ class Speculator:
         for verified in step.passes:
             if verified.logits_row >= 0:
                 self._stats[self._choice(verified.request).method].record(verified)
-        for name, proposer in self._proposers.items():
+        for name, proposer in list(self._proposers.items()):  # a request may bring a method from another thread
             begin_s = time.perf_counter()
             proposer.observe(step)
             self._stats[name].draft_s += time.perf_counter() - begin_s
@@ -85,8 +90,13 @@ class Speculator:
         return trees
 
     def stats(self) -> dict[str, Any]:
-        """Method -> its figures, ready for JSON."""
-        return {name: stats.to_dict() for name, stats in self._stats.items()}
+        """Method -> its figures, ready for JSON; a method that decides for itself says what it decided."""
+        figures = {name: stats.to_dict() for name, stats in list(self._stats.items())}
+        for name, proposer in list(self._proposers.items()):
+            report = getattr(proposer, "report", None)
+            if report is not None:
+                figures.setdefault(name, MethodStats().to_dict())["decisions"] = report()
+        return figures
 
     def _proposer(self, method: str) -> Proposer:
         if method not in self._proposers:
