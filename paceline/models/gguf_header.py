@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from numpy.typing import NDArray
 
 MAGIC = b"GGUF"
@@ -91,6 +90,8 @@ class Header:
         return name, sizes[::-1], self._number("I"), self._number("Q")
 
     def _stored(self, name: str, shape: tuple[int, ...], kind: int, offset: int) -> StoredTensor:
+        from gguf import GGML_QUANT_SIZES, GGMLQuantizationType  # not needed to load a model folder
+
         quantization = GGMLQuantizationType(kind)
         block, block_bytes = GGML_QUANT_SIZES[quantization]
         if not shape or shape[-1] % block:

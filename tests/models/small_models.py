@@ -88,10 +88,12 @@ def hf_model(variant: str, **overrides: Any) -> Any:
     return hf
 
 
-def small_decoder(hf: Any, *, batch_invariant: bool = False, dtype: torch.dtype = torch.float32) -> Decoder:
+def small_decoder(
+    hf: Any, *, batch_invariant: bool = False, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> Decoder:
     config = config_from_dict(hf.config.to_dict() | {"architectures": [type(hf).__name__]})
     weights = {name: tensor.detach() for name, tensor in hf.state_dict().items()}
-    return Decoder(config, weights, dtype=dtype, device="cpu", batch_invariant=batch_invariant)
+    return Decoder(config, weights, dtype=dtype, device=device, batch_invariant=batch_invariant)
 
 
 def kv_cache(decoder: Decoder, num_slots: int) -> torch.Tensor:
