@@ -1,6 +1,7 @@
 """The plain kernels against PyTorch's own, the fast attention against the plain one, and the promise about bits."""
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -14,6 +15,14 @@ from paceline.ops import attention, linear, reference
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8
 SCALE = HEAD_DIM**-0.5
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
