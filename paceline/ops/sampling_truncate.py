@@ -64,10 +64,11 @@ def _kth_largest(scores: FloatRow, k: int) -> float:
 
 def _nucleus(scores: FloatRow, top_p: float, lowest: float) -> tuple[IdRow, FloatRow]:
     """top_p among the tokens with scores >= lowest."""
-    ids, wanted = _nucleus_candidates(scores, top_p, lowest)
+    ids, total = _nucleus_candidates(scores, top_p, lowest)
     kept = scores[ids]
     descending = np.sort(kept)[::-1]
     cumulative = np.cumsum(np.exp(descending, dtype=np.float64))
+    wanted = top_p * (cumulative[-1] if total is None else total)
     num_kept = min(int(np.searchsorted(cumulative, wanted, side="left")) + 1, len(descending))
     last = descending[num_kept - 1]
     above = kept > last
@@ -76,23 +77,20 @@ def _nucleus(scores: FloatRow, top_p: float, lowest: float) -> tuple[IdRow, Floa
     return ids[above], kept[above]
 
 
-def _nucleus_candidates(scores: FloatRow, top_p: float, lowest: float) -> tuple[IdRow, float]:
-    """Tokens above a threshold that is lowered until they weigh enough for top_p, and the weight that is enough."""
+def _nucleus_candidates(scores: FloatRow, top_p: float, lowest: float) -> tuple[IdRow, float | None]:
+    """Tokens above a threshold that is lowered until they weigh enough, and what all tokens weigh (None: as these)."""
+    everything = np.flatnonzero(scores >= np.float32(lowest))
+    if len(everything) < _FEW:
+        return everything, None
     weights = np.exp(scores)
-    if lowest > -math.inf:
-        ids = np.flatnonzero(scores >= np.float32(lowest))
-        wanted = top_p * float(weights[ids].sum(dtype=np.float64))
-        if len(ids) < _FEW:
-            return ids, wanted
-    else:
-        wanted = top_p * float(weights.sum(dtype=np.float64))
+    total = float((weights if lowest == -math.inf else weights[everything]).sum(dtype=np.float64))
     threshold = -4.0
     while threshold > max(lowest, -1e3):
         ids = np.flatnonzero(scores >= np.float32(threshold))
-        if float(weights[ids].sum(dtype=np.float64)) > wanted * (1.0 + 1e-5):  # clear of any rounding
-            return ids, wanted
+        if float(weights[ids].sum(dtype=np.float64)) > top_p * total * (1.0 + 1e-5):  # clear of any rounding
+            return ids, total
         threshold *= 2
-    return np.flatnonzero(scores >= np.float32(lowest)), wanted
+    return everything, None
 
 
 def truncated_scores(logits: Tensor, params: list[SamplingParams]) -> Tensor:  # [rows, vocab] -> [rows, vocab]
