@@ -44,7 +44,7 @@ class LLM:
         *,
         dtype: str = "auto",
         device: str = "auto",
-        quantization: str | None = None,
+        quantization: str | None = "auto",
         batch_invariant: bool | None = None,
         kernels: str = "auto",
         num_threads: int | None = None,

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 from paceline.errors import InvalidOptionError
@@ -21,7 +22,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
     group.add_argument("--device", default="auto", help="auto, cpu or cuda (default: %(default)s)")
-    group.add_argument("--quantization", help="how the weights are held, such as int8 (default: as in the model)")
+    group.add_argument(
+        "--quantization",
+        default="auto",
+        choices=["auto", "none", "int8", "gguf"],
+        help="auto computes on a GGUF file's own blocks where it can (default: %(default)s)",
+    )
     group.add_argument("--kernels", default="auto", choices=["auto", "native", "torch"], help="on a CPU")
     group.add_argument("--num-threads", type=int, metavar="N", help="default: one per core")
     group.add_argument("--max-model-len", type=int, metavar="TOKENS", help="longest prompt and answer together")
@@ -64,14 +70,18 @@ def speculative_config(args: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def model_options(args: argparse.Namespace) -> dict[str, Any]:
-    names = ("dtype", "device", "quantization", "kernels", "num_threads", "max_model_len")
-    return {name: getattr(args, name) for name in names}
+    names = ("dtype", "device", "kernels", "num_threads", "max_model_len")
+    quantization = None if args.quantization == "none" else args.quantization
+    return {name: getattr(args, name) for name in names} | {"quantization": quantization}
 
 
 def make_llm(args: argparse.Namespace) -> "LLM":
     from paceline.llm import LLM
 
-    return LLM(args.model, speculative_config(args), **model_options(args))
+    llm = LLM(args.model, speculative_config(args), **model_options(args))
+    if not getattr(args, "json", False):
+        print(f"[{args.model}: {llm.engine.model.execution}]", file=sys.stderr)
+    return llm
 
 
 def sampling_params(args: argparse.Namespace) -> "SamplingParams":

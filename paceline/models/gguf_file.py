@@ -121,6 +121,10 @@ class GgufFile:
         }
 
     @property
+    def is_quantized(self) -> bool:
+        return any(tensor.kind in QUANTIZED_TYPES for tensor in self._tensors.values())
+
+    @property
     def eos_token_ids(self) -> list[int]:
         """Whatever ends an answer: the end token, and the end of a turn or message where the file names them."""
         keys = ("eos_token_id", "eot_token_id", "eom_token_id")

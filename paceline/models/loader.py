@@ -5,15 +5,13 @@
 """
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from paceline.core.forward import ForwardBatch, ForwardOutput
+from paceline.core.forward import Decoder as AnyDecoder
 from paceline.core.model_config import ModelConfig
 from paceline.core.weights import QuantizedTensor
 from paceline.errors import InvalidOptionError
@@ -33,31 +31,14 @@ DEVICES = ("auto", "cpu", "cuda")
 KERNELS = ("auto", "native", "torch")
 
 
-class TargetDecoder(Protocol):
-    """What `Decoder` and `NativeDecoder` have in common."""
-
-    config: ModelConfig
-    dtype: torch.dtype
-    device: torch.device
-    batch_invariant: bool
-
-    def forward(
-        self,
-        batch: ForwardBatch,
-        kv_cache: Tensor,
-        *,
-        hidden_layers: Sequence[int] = (),
-        layers: Sequence[int] | None = None,
-    ) -> ForwardOutput: ...
-
-
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     name: str  # as the user called it
     path: Path  # folder or .gguf file
     config: ModelConfig
-    decoder: TargetDecoder
+    decoder: AnyDecoder
     tokenizer: Tokenizer
+    execution: str  # how it computes, in one line for people
 
 
 def load_model(
@@ -65,7 +46,7 @@ def load_model(
     *,
     dtype: str = "auto",  # float32 on a CPU, bfloat16 on CUDA
     device: str = "auto",
-    quantization: str | None = None,  # native kernels only: "int8", or "gguf" for the file's own blocks
+    quantization: str | None = "auto",  # "int8", "gguf" (the file's own blocks), None, or what `_quantization` picks
     batch_invariant: bool | None = None,  # None: where it costs nothing, that is in the native kernels
     num_threads: int | None = None,
     kernels: str = "auto",
@@ -74,14 +55,15 @@ def load_model(
     """Resolve, read and build a model. `num_threads` sets PyTorch's threads where PyTorch computes."""
     target = _device(device)
     torch_dtype = _dtype(dtype, target)
-    use_native = _use_native(kernels, target, quantization)
+    use_native = _use_native(kernels, target)
     if num_threads is not None and num_threads < 1:
         raise InvalidOptionError(f"num_threads must be at least 1, but is {num_threads}")
     path = resolve_model(model, progress=not quiet)
+    quantization = _quantization(quantization, path, dtype, use_native)
     config = load_config(path)
     tokenizer = load_tokenizer(path)
     weights = load_weights(path, config, keep_quantized=quantization == "gguf")
-    decoder: TargetDecoder
+    decoder: AnyDecoder
     if use_native:
         from paceline.models.native import NativeDecoder
 
@@ -90,7 +72,7 @@ def load_model(
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         decoder = Decoder(config, weights, dtype=torch_dtype, device=target, batch_invariant=bool(batch_invariant))
-    return LoadedModel(model, path, config, decoder, tokenizer)
+    return LoadedModel(model, path, config, decoder, tokenizer, _execution(decoder, quantization))
 
 
 def load_config(path: Path) -> ModelConfig:
@@ -132,8 +114,32 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
     return DTYPES[dtype]
 
 
-def _use_native(kernels: str, device: torch.device, quantization: str | None) -> bool:
-    """Native kernels wherever they can do what was asked; refuse what nobody can."""
+def _quantization(asked: str | None, path: Path, dtype: str, use_native: bool) -> str | None:
+    """auto: compute on a GGUF file's own blocks, the fastest way that leaves its weights as they are.
+
+    A model in plain floating point, and one for which a dtype was asked, is computed in floating point."""
+    if asked == "auto":
+        has_blocks = not path.is_dir() or (path / SOURCE_FILE).is_file()
+        file = path / SOURCE_FILE if path.is_dir() else path
+        return "gguf" if use_native and dtype == "auto" and has_blocks and GgufFile(file).is_quantized else None
+    if asked is not None and not use_native:
+        raise InvalidOptionError(f"quantization={asked!r} needs the native CPU kernels; leave it out to run on PyTorch")
+    return asked
+
+
+def _execution(decoder: AnyDecoder, quantization: str | None) -> str:
+    from paceline.models.native import NativeDecoder
+    from paceline.ops import native
+
+    weights = {"gguf": "the file's own blocks", "int8": "int8 weights"}.get(quantization or "", "")
+    weights = weights or str(decoder.dtype).removeprefix("torch.")
+    if isinstance(decoder, NativeDecoder):
+        return f"native {native.instruction_set()} kernels, {weights}, {decoder.num_threads} threads"
+    return f"PyTorch on {decoder.device}, {weights}{', batch-invariant' if decoder.batch_invariant else ''}"
+
+
+def _use_native(kernels: str, device: torch.device) -> bool:
+    """Native kernels wherever they can run, unless others were asked for."""
     from paceline.ops import native
 
     if kernels not in KERNELS:
@@ -147,9 +153,5 @@ def _use_native(kernels: str, device: torch.device, quantization: str | None) ->
             raise InvalidOptionError(f"kernels='native' was asked for, but: {native.unavailable_reason()}")
         logger.warning(
             "Running on PyTorch, which is slower, without the native kernels: %s", native.unavailable_reason()
-        )
-    if quantization is not None:
-        raise InvalidOptionError(
-            f"quantization={quantization!r} needs the native CPU kernels; leave it out to run on PyTorch"
         )
     return False

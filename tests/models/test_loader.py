@@ -9,6 +9,7 @@ from forward_batches import Pool, Rows
 from small_gguf import BLOCK_CONFIG, write_model
 from small_models import hf_model, run, tokens
 
+from paceline.core.forward import Decoder as AnyDecoder
 from paceline.core.weights import QuantizedTensor
 from paceline.errors import InvalidOptionError
 from paceline.models import loader
@@ -25,7 +26,7 @@ def gguf_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def logits(decoder: loader.TargetDecoder) -> torch.Tensor:
+def logits(decoder: AnyDecoder) -> torch.Tensor:
     pool = Pool(1, 16)
     return run(decoder, pool.batch(Rows(0, 0, tokens(decoder.config, 16))), pool.num_slots)  # type: ignore[arg-type]
 
@@ -40,10 +41,17 @@ def test_a_gguf_file_loads_whole(gguf_path: Path) -> None:
 
 def test_native_and_torch_agree(gguf_path: Path) -> None:
     assert native.available(), native.unavailable_reason()
-    fast, plain = load_model(str(gguf_path), kernels="native"), load_model(str(gguf_path), kernels="torch")
+    fast = load_model(str(gguf_path), kernels="native", quantization=None)
+    plain = load_model(str(gguf_path), kernels="torch")
     assert isinstance(plain.decoder, Decoder) and not isinstance(fast.decoder, Decoder)
     assert fast.decoder.batch_invariant and not plain.decoder.batch_invariant
     torch.testing.assert_close(logits(fast.decoder), logits(plain.decoder), atol=1e-4, rtol=1e-4)
+
+
+def test_auto_computes_on_the_blocks_of_a_gguf_file_unless_a_dtype_is_asked_for(gguf_path: Path) -> None:
+    assert "own blocks" in load_model(str(gguf_path), device="cpu").execution
+    assert "float32" in load_model(str(gguf_path), device="cpu", dtype="float32").execution
+    assert "PyTorch" in load_model(str(gguf_path), device="cpu", kernels="torch").execution
 
 
 def test_torch_may_be_asked_to_be_batch_invariant(gguf_path: Path) -> None:

@@ -1,0 +1,268 @@
+"""The native decoder against the torch one, and its bits against themselves in every way a pass can be cut."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from forward_batches import Pool, Rows
+from gguf import GGMLQuantizationType, quantize
+from small_models import VARIANTS, hf_config_dict, tokens
+from torch import Tensor
+
+from paceline.core.forward import ForwardBatch
+from paceline.core.model_config import ModelConfig
+from paceline.core.tree import DraftTree
+from paceline.core.weights import QuantizedTensor, Weights
+from paceline.errors import InvalidOptionError, InvalidRequestError
+from paceline.models.config import config_from_dict
+from paceline.models.decoder import Decoder
+from paceline.models.layout import expected_shapes
+from paceline.models.native import NativeDecoder
+from paceline.ops import native
+from paceline.ops.native import INSTRUCTION_SETS
+
+pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.unavailable_reason()))
+
+TREE = DraftTree([3, 4, 5, 6, 7, 8, 9], [-1, 0, 0, -1, 3, 2, 4])
+# (dtype, quantization) in which bits are compared
+PATHS = [("float32", None), ("bfloat16", None), ("float16", None), ("float32", "int8"), ("float16", "gguf")]
+
+
+@pytest.fixture(params=INSTRUCTION_SETS)
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    best = native.instruction_set()
+    try:
+        native.select_instruction_set(request.param)
+    except InvalidOptionError:
+        pytest.skip(f"this machine has no {request.param}")
+    yield request.param
+    native.select_instruction_set(best)
+
+
+def random_weights(config: ModelConfig) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(7)
+    noise = {name: torch.randn(shape, generator=generator) for name, shape in expected_shapes(config).items()}
+    return {name: 1.0 + 0.2 * x if "norm" in name else 0.15 * x for name, x in noise.items()}
+
+
+def blocks(weights: Weights, kind: str) -> dict[str, Tensor | QuantizedTensor]:
+    """The same weights, matrices as GGUF blocks."""
+    return {
+        name: QuantizedTensor(
+            torch.from_numpy(quantize(weight.numpy(), GGMLQuantizationType[kind])), kind, tuple(weight.shape)
+        )
+        if isinstance(weight, Tensor) and weight.dim() == 2
+        else weight
+        for name, weight in weights.items()
+    }
+
+
+def small_config(variant: str, **changes: Any) -> ModelConfig:
+    return replace(config_from_dict(hf_config_dict(variant)), **changes)
+
+
+def kv_cache(decoder: NativeDecoder | Decoder, num_slots: int) -> Tensor:
+    config = decoder.config
+    return torch.zeros(config.num_layers, 2, num_slots, config.num_kv_heads, config.head_dim, dtype=decoder.dtype)
+
+
+def run(decoder: NativeDecoder | Decoder, batch: ForwardBatch, num_slots: int) -> Tensor:
+    return decoder.forward(batch, kv_cache(decoder, num_slots)).logits
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_families_match_the_torch_decoder(variant: str, instruction_set: str) -> None:
+    config = small_config(variant)
+    weights = random_weights(config)
+    decoder, twin = NativeDecoder(config, weights, num_threads=2), Decoder(config, weights)
+    pool = Pool(2, 80)
+    prompt = tokens(config, 40)
+    batch = pool.batch(Rows(0, 0, prompt, TREE), Rows(1, 0, prompt[7:31]))
+    hidden_layers = (0, 2, config.num_layers, config.num_layers + 1)
+    caches = kv_cache(decoder, pool.num_slots), kv_cache(twin, pool.num_slots)
+    found = decoder.forward(batch, caches[0], hidden_layers=hidden_layers)
+    expected = twin.forward(batch, caches[1], hidden_layers=hidden_layers)
+    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found.hidden, expected.hidden, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*caches, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("heads, kv_heads, head_dim", [(2, 2, 64), (4, 1, 128), (8, 1, 72), (3, 1, 256), (10, 2, 8)])
+def test_head_shapes_match_the_torch_decoder(heads: int, kv_heads: int, head_dim: int) -> None:
+    config = small_config("qwen3", num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, num_layers=2)
+    weights = random_weights(config)
+    pool = Pool(1, 80)
+    batch = pool.batch(Rows(0, 0, tokens(config, 45), TREE))
+    found = run(NativeDecoder(config, weights), batch, pool.num_slots)
+    torch.testing.assert_close(found, run(Decoder(config, weights), batch, pool.num_slots), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
+@pytest.mark.parametrize("variant", ["llama", "qwen2", "qwen3"])
+def test_blocks_stay_close_to_their_widened_values(variant: str, kind: str) -> None:
+    config = small_config(variant, hidden_size=96, intermediate_size=160, head_dim=32, num_heads=6)
+    quantized = blocks(random_weights(config), kind)
+    pool = Pool(1, 80)
+    batch = pool.batch(Rows(0, 0, tokens(config, 45)))
+    found = run(NativeDecoder(config, quantized, quantization="gguf"), batch, pool.num_slots)
+    expected = run(Decoder(config, quantized), batch, pool.num_slots)
+    # Activations have 8 bits: the error is a percent or two of the logits' spread, and no more.
+    assert (found - expected).std() < 0.04 * expected.std()
+
+
+def test_int8_stays_close_to_float_and_to_blocks() -> None:
+    config = small_config("llama", hidden_size=96, intermediate_size=160, head_dim=32, num_heads=6)
+    weights = random_weights(config)
+    pool = Pool(1, 80)
+    batch = pool.batch(Rows(0, 0, tokens(config, 45)))
+    for given in (weights, blocks(weights, "Q4_1")):
+        expected = run(Decoder(config, given), batch, pool.num_slots)
+        found = run(NativeDecoder(config, given, quantization="int8"), batch, pool.num_slots)
+        assert (found - expected).std() < 0.04 * expected.std()
+
+
+def bit_decoder(path: tuple[str, str | None], num_threads: int = 2, variant: str = "mistral-window") -> NativeDecoder:
+    dtype, quantization = path
+    config = small_config(variant, hidden_size=96, intermediate_size=160, head_dim=32, num_heads=6, num_layers=2)
+    weights: Weights = random_weights(config)
+    if quantization == "gguf":
+        weights = blocks(weights, "Q4_1")
+    return NativeDecoder(
+        config, weights, dtype=getattr(torch, dtype), quantization=quantization, num_threads=num_threads
+    )
+
+
+@pytest.mark.parametrize("path", PATHS, ids=str)
+def test_a_row_has_the_same_bits_in_every_batch_size(path: tuple[str, str | None], instruction_set: str) -> None:
+    decoder = bit_decoder(path)
+    prompts = [tokens(decoder.config, 3 + i % 5, seed=i) for i in range(64)]
+    pool = Pool(64, 8)
+    cache = kv_cache(decoder, pool.num_slots)
+    decoder.forward(pool.batch(*(Rows(i, 0, p[:-1]) for i, p in enumerate(prompts))), cache)
+    last = [Rows(i, len(p) - 1, p[-1:]) for i, p in enumerate(prompts)]
+    alone = torch.cat([decoder.forward(pool.batch(rows), cache).logits for rows in last])
+    for size in range(2, 65):
+        assert torch.equal(decoder.forward(pool.batch(*last[:size]), cache).logits, alone[:size]), size
+
+
+@pytest.mark.parametrize("path", PATHS, ids=str)
+@pytest.mark.parametrize("variant", ["qwen3", "mistral-window"])
+def test_every_chunking_has_the_same_bits(path: tuple[str, str | None], variant: str, instruction_set: str) -> None:
+    decoder = bit_decoder(path, variant=variant)
+    prompt = tokens(decoder.config, 70)
+    pool = Pool(1, 80)
+    whole_cache = kv_cache(decoder, pool.num_slots)
+    whole = decoder.forward(pool.batch(Rows(0, 0, prompt)), whole_cache).logits
+    for size in (1, 2, 3, 7, 16, 33, 69):
+        cache = kv_cache(decoder, pool.num_slots)
+        parts = [
+            decoder.forward(pool.batch(Rows(0, start, prompt[start : start + size])), cache).logits
+            for start in range(0, len(prompt), size)
+        ]
+        assert torch.equal(torch.cat(parts), whole), size
+        assert torch.equal(cache, whole_cache), size
+
+
+@pytest.mark.parametrize("path", PATHS, ids=str)
+@pytest.mark.parametrize("num_committed", [1, 14, 15, 16, 40])
+def test_tree_rows_have_the_bits_of_committed_rows(
+    path: tuple[str, str | None], num_committed: int, instruction_set: str
+) -> None:
+    decoder = bit_decoder(path)
+    prompt = tokens(decoder.config, num_committed)
+    deep = DraftTree.merge([TREE, DraftTree.chain(tokens(decoder.config, 20, seed=3))])
+    pool = Pool(1, 80)
+    logits = run(decoder, pool.batch(Rows(0, 0, prompt, deep)), pool.num_slots)
+    for node in range(len(deep)):
+        path_tokens = prompt + [deep.token_ids[i] for i in deep.ancestors(node)]
+        committed = run(decoder, pool.batch(Rows(0, 0, path_tokens)), pool.num_slots)
+        assert torch.equal(logits[num_committed + node], committed[-1]), node
+
+
+@pytest.mark.parametrize("path", PATHS, ids=str)
+def test_threads_do_not_change_bits(path: tuple[str, str | None]) -> None:
+    decoder = bit_decoder(path, num_threads=1)
+    pool = Pool(3, 80)
+    prompt = tokens(decoder.config, 60)
+    batch = pool.batch(Rows(0, 0, prompt, TREE), Rows(1, 0, prompt[:1]), Rows(2, 0, prompt[:33]))
+    one = run(decoder, batch, pool.num_slots)
+    for num_threads in (2, 3, 5):
+        decoder.set_num_threads(num_threads)
+        assert torch.equal(run(decoder, batch, pool.num_slots), one), num_threads
+
+
+def test_skipped_layers_leave_the_stream_alone() -> None:
+    config = small_config("llama")
+    weights = random_weights(config)
+    decoder, twin = NativeDecoder(config, weights), Decoder(config, weights)
+    pool = Pool(1, 80)
+    batch = pool.batch(Rows(0, 0, tokens(config, 20)))
+    for layers in ([], [1], [0, 2]):
+        options: dict[str, Any] = {"layers": layers, "hidden_layers": (1, 2)}
+        found = decoder.forward(batch, kv_cache(decoder, pool.num_slots), **options)
+        expected = twin.forward(batch, kv_cache(twin, pool.num_slots), **options)
+        torch.testing.assert_close(found.logits, expected.logits, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found.hidden, expected.hidden, rtol=1e-4, atol=1e-4)
+
+
+def test_only_wanted_logits_are_given() -> None:
+    decoder = bit_decoder(("float32", None))
+    pool = Pool(2, 80)
+    parts = Rows(0, 0, tokens(decoder.config, 9)), Rows(1, 0, tokens(decoder.config, 5))
+    every = run(decoder, pool.batch(*parts), pool.num_slots)
+    last = run(decoder, pool.batch(*parts, all_logits=False), pool.num_slots)
+    assert torch.equal(last, every[[8, 13]])
+    none = replace(pool.batch(*parts), logits_rows=torch.zeros(0, dtype=torch.int32))
+    assert run(decoder, none, pool.num_slots).shape == (0, decoder.config.vocab_size)
+
+
+def test_an_empty_pass_gives_nothing() -> None:
+    decoder = bit_decoder(("float32", None))
+    zeros = torch.zeros(0, dtype=torch.int32)
+    tables, bounds = torch.zeros(0, 4, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    batch = ForwardBatch(zeros, zeros, zeros, zeros, zeros, zeros.bool(), zeros, tables, bounds, zeros, 4)
+    assert run(decoder, batch, 16).shape == (0, decoder.config.vocab_size)
+
+
+@pytest.mark.parametrize(
+    "field, value, message",
+    [
+        ("token_ids", 10_000, "vocabulary"),
+        ("token_ids", -1, "vocabulary"),
+        ("slot_mapping", 10_000, "KV slot"),
+        ("context_lens", 10_000, "KV slot"),
+        ("block_tables", -1, "KV slot"),
+        ("parents", 4, "rows"),
+        ("req_ids", 3, "rows"),
+        ("logits_rows", 9, "rows"),
+    ],
+)
+def test_wild_indices_are_refused(field: str, value: int, message: str) -> None:
+    decoder = bit_decoder(("float32", None))
+    pool = Pool(1, 80)
+    batch = pool.batch(Rows(0, 0, [1, 2, 3]))
+    values = getattr(batch, field).clone()
+    values.view(-1)[0] = value
+    with pytest.raises(InvalidRequestError, match=message):
+        run(decoder, replace(batch, **{field: values}), pool.num_slots)
+
+
+def test_options_that_cannot_be_honoured_are_refused() -> None:
+    config = small_config("llama")
+    weights = random_weights(config)
+    with pytest.raises(InvalidOptionError, match="dtype"):
+        NativeDecoder(config, weights, dtype=torch.float64)
+    with pytest.raises(InvalidOptionError, match="unknown"):
+        NativeDecoder(config, weights, quantization="int3")
+    with pytest.raises(InvalidOptionError, match="these weights have none"):
+        NativeDecoder(config, weights, quantization="gguf")
+    decoder = NativeDecoder(config, weights)
+    batch = Pool(1, 8).batch(Rows(0, 0, [1]))
+    with pytest.raises(InvalidOptionError, match="KV cache"):
+        decoder.forward(batch, kv_cache(decoder, 8).bfloat16())
+    with pytest.raises(InvalidOptionError, match="layers"):
+        decoder.forward(batch, kv_cache(decoder, 8), layers=[3])
+    with pytest.raises(InvalidOptionError, match="hidden_layers"):
+        decoder.forward(batch, kv_cache(decoder, 8), hidden_layers=[5])
