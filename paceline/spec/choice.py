@@ -13,8 +13,8 @@ from typing import Any
 
 from paceline.errors import InvalidOptionError
 from paceline.spec.config import SpeculativeConfig, method_row
+from paceline.spec.method import MAX_DRAFT_DEPTH, MAX_DRAFT_NODES
 from paceline.spec.options import refuse_unknown
-from paceline.spec.proposers import MAX_DRAFT_DEPTH, MAX_DRAFT_NODES
 
 KEYS = ("off", "method", "num_speculative_tokens", "node_budget", "prediction")
 

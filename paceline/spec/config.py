@@ -7,15 +7,18 @@ The keys are vLLM's where it has one. A key that is unknown, or that belongs to 
 ('ngram', 6, 3)
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
 from paceline.errors import InvalidOptionError
+from paceline.spec.method import Method
 from paceline.spec.options import choice, refuse_unknown, resolve
-from paceline.spec.proposers import PROPOSERS, Method
+from paceline.spec.proposers import PROPOSERS
+from paceline.verify.pairing import CHAIN_RULES, check_pairing
 
 REJECTION_SAMPLE_METHODS = ("sample_match", "rejection", "multi_step", "block", "spechub", "typical")
+CLASSIC_RULES = ("rejection", "multi_step", "block", "spechub")  # need drafts that are fixed, or sampled with their q
 _COMMON_KEYS = ("method", "rejection_sample_method")
 
 
@@ -39,11 +42,12 @@ class SpeculativeConfig:
         row = method_row(method)
         known = (*_COMMON_KEYS, *row.options)
         refuse_unknown(_explain_foreign(given, method, known), known, f"speculative_config of {method!r}")
-        options = resolve(row.options, _fill(row, given))
+        rule = given.get("rejection_sample_method") or "sample_match"
+        rule = choice(*REJECTION_SAMPLE_METHODS)("rejection_sample_method", rule)
+        options = resolve(row.options, _fill(row, {**given, "method": method}, rule))
         if row.cross_check is not None:
             row.cross_check(options)
-        rule = given.get("rejection_sample_method", "sample_match")
-        rule = choice(*REJECTION_SAMPLE_METHODS)("rejection_sample_method", rule)
+        _check_rule(row, options, rule)
         return SpeculativeConfig(method, options, rule)
 
     @property
@@ -72,29 +76,33 @@ def _method_of(given: Mapping[str, Any]) -> str:
     return method
 
 
-def _fill(row: Method, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A longer path than the default tree holds needs a larger tree, unless the size was given too."""
-    filled = {key: value for key, value in given.items() if key not in _COMMON_KEYS and value is not None}
+def _fill(row: Method, given: Mapping[str, Any], rule: str) -> dict[str, Any]:
+    """What was given, and the defaults that depend on it."""
+    filled = {key: value for key, value in given.items() if value is not None}
+    if row.derive is not None:
+        filled = row.derive(filled)
+    if "draft_sampling" in row.options and rule in CLASSIC_RULES:
+        filled.setdefault("draft_sampling", "sampled")  # they compare p with the q that was drawn from
     depth = filled.get("num_speculative_tokens")
     if "node_budget" in row.options and "node_budget" not in filled and isinstance(depth, int):
-        default_depth = row.options["num_speculative_tokens"].default
-        default_nodes = row.options["node_budget"].default
-        chain = default_nodes == default_depth
-        filled["node_budget"] = depth if chain else max(depth, default_nodes)
-    if isinstance(members := filled.get("members", row.default("members")), Sequence) and not isinstance(members, str):
-        filled["members"] = [_share_size(row, filled, member) for member in members]
+        # A longer path than the default tree holds needs a larger tree; a chain stays a chain.
+        default = row.default("node_budget")
+        filled["node_budget"] = depth if default == row.default("num_speculative_tokens") else max(depth, default)
     return filled
 
 
-def _share_size(row: Method, filled: Mapping[str, Any], member: Any) -> Any:
-    """A member may fill the whole tree, unless it was given a size of its own."""
-    if isinstance(member, SpeculativeConfig):
-        return member
-    given = {"method": member} if isinstance(member, str) else member
-    if not isinstance(given, Mapping):
-        return given  # the check of `members` says what is wrong with it
-    sizes = {key: filled.get(key, row.default(key)) for key in ("num_speculative_tokens", "node_budget")}
-    return sizes | {key: value for key, value in given.items() if value is not None}
+def _check_rule(row: Method, options: Mapping[str, Any], rule: str) -> None:
+    """Refuse a rule that would be wrong for this method's drafts."""
+    if rule not in CLASSIC_RULES:
+        return  # exact for any draft, or lossy by choice
+    for member in options.get("members", ()):
+        _check_rule(PROPOSERS[member.method], member.options, rule)
+    sampling = options.get("draft_sampling", "greedy")
+    kind = "fixed" if sampling == "greedy" else sampling
+    if "members" not in options:
+        check_pairing(rule, kind, draft_probs=kind == "sampled", chain=row.chain(options))
+    elif rule in CHAIN_RULES:
+        check_pairing(rule, "fixed", chain=False)
 
 
 def _explain_foreign(given: Mapping[str, Any], method: str, known: tuple[str, ...]) -> list[str]:

@@ -125,7 +125,10 @@ class Speculator:
 
     def _budget(self, request: Request) -> Budget:
         chosen = self._choice(request)
-        return Budget(chosen.node_budget, min(chosen.num_speculative_tokens, request.max_draft_depth))
+        depth = min(chosen.num_speculative_tokens, request.max_draft_depth)
+        if chosen.node_budget <= chosen.num_speculative_tokens:  # room for one path: it must not become two short ones
+            return Budget(min(chosen.node_budget, depth), depth)
+        return Budget(chosen.node_budget, depth)
 
 
 def check_tree(tree: DraftTree, budget: Budget, vocab_size: int, method: str) -> None:

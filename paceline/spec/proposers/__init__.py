@@ -4,64 +4,89 @@ A row names the class (imported when it is first used), says in a line what the 
 belong to it. Every method has `num_speculative_tokens` (the longest path) and `node_budget` (nodes in a tree).
 """
 
-import importlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.errors import InvalidOptionError
-from paceline.spec.options import Option, choice, either, real, whole, whole_list
-from paceline.spec.proposer import Budget, Proposer
+from paceline.spec.method import Method, check_widths, derive_from_widths, model_options, size
+from paceline.spec.options import Option, choice, either, optional, real, whole, whole_list
+from paceline.spec.proposer import Proposer
 from paceline.spec.services import Services
 
-MAX_DRAFT_DEPTH = 128
-MAX_DRAFT_NODES = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    target: str  # "module:Class", called with (services, largest budget, **other options)
-    summary: str
-    options: Mapping[str, Option] = field(default_factory=dict)
-    cross_check: Callable[[Mapping[str, Any]], None] | None = None  # options that must agree with each other
-    per_request: bool = True  # a request may choose it although the engine was not set up with it
-
-    def default(self, option: str) -> Any:
-        """An option's default; None where the method has no such option."""
-        return self.options[option].default if option in self.options else None
-
-    def build(self, services: Services, options: Mapping[str, Any]) -> Proposer:
-        module, _, name = self.target.partition(":")
-        others = dict(options)
-        largest = Budget(others.pop("node_budget", 0), others.pop("num_speculative_tokens", 0))
-        proposer: Proposer = getattr(importlib.import_module(module), name)(services, largest, **others)
-        return proposer
-
-
-def _size(depth: int, nodes: int) -> dict[str, Option]:
-    return {
-        "num_speculative_tokens": Option(depth, whole(1, MAX_DRAFT_DEPTH), "draft tokens along one path"),
-        "node_budget": Option(nodes, whole(1, MAX_DRAFT_NODES), "draft nodes in one request's tree"),
-    }
+NOT_MEMBERS = ("none", "merge", "auto", "lookahead")
 
 
 def _check_ngram(options: Mapping[str, Any]) -> None:
     low, high = options["prompt_lookup_min"], options["prompt_lookup_max"]
     if low > high:
-        raise InvalidOptionError(f"prompt_lookup_min {low} is above prompt_lookup_max {high}: lower the first")
+        raise InvalidOptionError(
+            f"prompt_lookup_min {low} is above prompt_lookup_max {high}: lower the first or raise the second"
+        )
+
+
+def _check_draft_model(options: Mapping[str, Any]) -> None:
+    if (options["model"] is None) == (options["num_draft_layers"] is None):
+        raise InvalidOptionError(
+            "draft_model needs either 'model', the draft model's name or folder, or 'num_draft_layers', to draft with "
+            f"the target's own first layers; got {options['model']!r} and {options['num_draft_layers']!r}"
+        )
+    check_widths(options)
+
+
+def _model(name: str, value: Any) -> Any:
+    if not (isinstance(value, str) and value) and not hasattr(value, "decoder"):
+        raise InvalidOptionError(f"{name} must be a model's name, folder or file, got {value!r}")
+    return value
 
 
 def _members(name: str, value: Any) -> Any:
-    """Names or configurations, parsed; a merge of merges would only hide who drafted what."""
+    """Names or configurations, parsed. A merge of merges would hide who drafted what; a window must stay whole."""
     from paceline.spec.config import SpeculativeConfig  # reads this table
 
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
         raise InvalidOptionError(f"{name} must be a list such as ['ngram', 'suffix'], got {value!r}")
     members = tuple(SpeculativeConfig.parse(member) for member in value)
     for member in members:
-        if member is None or member.method in ("auto", "merge", "none"):
-            raise InvalidOptionError(f"{name} must be drafting methods other than auto, merge and none, got {value!r}")
+        if member is None or member.method in NOT_MEMBERS:
+            raise InvalidOptionError(
+                f"{name} must be drafting methods other than {', '.join(NOT_MEMBERS)}; got {value!r}"
+            )
     return members
+
+
+def _share_size(given: dict[str, Any]) -> dict[str, Any]:
+    """A member may fill the whole tree, unless it was given a size of its own."""
+    row = PROPOSERS[given["method"]]
+    sizes = {key: given.get(key, row.default(key)) for key in ("num_speculative_tokens", "node_budget")}
+    members = given.get("members", row.default("members"))
+    if isinstance(members, str) or not isinstance(members, Sequence):
+        return given  # the option's own check says what is wrong with it
+    shared = []
+    for member in members:
+        own = {"method": member} if isinstance(member, str) else member
+        shared.append(sizes | dict(own) if isinstance(own, Mapping) and "tree_widths" not in own else own)
+    return given | {"members": shared}
+
+
+def _lookahead_size(given: dict[str, Any]) -> dict[str, Any]:
+    """The window's and the guesses' nodes, if all three sizes are usable."""
+    row = PROPOSERS["lookahead"]
+    sizes = [given.get(key, row.default(key)) for key in ("window_size", "ngram_size", "guess_set_size")]
+    if not all(isinstance(number, int) for number in sizes):
+        return given
+    width, n, guesses = sizes
+    return {"num_speculative_tokens": width + n - 2, "node_budget": (n - 1) * (width + guesses)} | given
+
+
+def _check_lookahead(options: Mapping[str, Any]) -> None:
+    width, n, guesses = options["window_size"], options["ngram_size"], options["guess_set_size"]
+    nodes, depth = (n - 1) * (width + guesses), width + n - 2
+    if nodes > options["node_budget"] or depth > options["num_speculative_tokens"]:
+        raise InvalidOptionError(
+            f"window_size {width}, ngram_size {n} and guess_set_size {guesses} need {nodes} nodes and depth {depth}; "
+            f"there are {options['node_budget']} (node_budget) and {options['num_speculative_tokens']}: "
+            "leave these two out, or choose smaller sizes"
+        )
 
 
 PROPOSERS: dict[str, Method] = {
@@ -69,17 +94,18 @@ PROPOSERS: dict[str, Method] = {
     "ngram": Method(
         "paceline.spec.proposers.ngram:NgramProposer",
         "prompt lookup: copy what followed the last tokens where they stood before",
-        _size(4, 4)
+        size(4, 4)
         | {
             "prompt_lookup_min": Option(1, whole(1, 32), "shortest n-gram looked up"),
             "prompt_lookup_max": Option(3, whole(1, 32), "longest n-gram looked up"),
         },
-        _check_ngram,
+        cross_check=_check_ngram,
+        chain=lambda options: bool(options["node_budget"] <= options["num_speculative_tokens"]),
     ),
     "suffix": Method(
         "paceline.spec.proposers.suffix:SuffixProposer",
         "suffix decoding: all places where the text's end stood before, here or in past outputs, vote",
-        _size(16, 16)
+        size(16, 16)
         | {
             "suffix_decoding_max_tree_depth": Option(24, whole(1, 128), "longest match looked for"),
             "suffix_decoding_max_cached_requests": Option(10_000, whole(0, 10**9), "past outputs kept, 0: none"),
@@ -91,33 +117,72 @@ PROPOSERS: dict[str, Method] = {
     "prediction": Method(
         "paceline.spec.proposers.prediction:PredictionProposer",
         "the client's expected text, realigned after each mismatch",
-        _size(24, 24),
+        size(24, 24),
     ),
     "recycling": Method(
         "paceline.spec.proposers.recycling:RecyclingProposer",
         "token recycling: the target's own likeliest successors of each token fill a tree",
-        _size(6, 40) | {"recycling_top_k": Option(8, whole(1, 64), "successors kept for each token")},
+        size(6, 40) | {"recycling_top_k": Option(8, whole(1, 64), "successors kept for each token")},
+    ),
+    "draft_model": Method(
+        "paceline.spec.proposers.draft_model:DraftModelProposer",
+        "a smaller model, or the target's first layers, drafts a chain or a tree",
+        model_options()
+        | {
+            "model": Option(None, optional(_model), "the draft model"),
+            "num_draft_layers": Option(None, optional(whole(1, 1000)), "instead: the target's own first layers"),
+        },
+        derive=derive_from_widths,
+        cross_check=_check_draft_model,
+        chain=lambda options: options["tree_widths"] is None,
+        per_request=False,
+        example={"num_draft_layers": 1},
+    ),
+    "layer_skip": Method(
+        "paceline.spec.proposers.layer_skip:LayerSkipProposer",
+        "self-speculation: some of the target's layers draft, on its own KV",
+        model_options()
+        | {"draft_layers": Option(None, optional(whole_list(0, 1000)), "layers that draft; tuned or every other one")},
+        derive=derive_from_widths,
+        cross_check=check_widths,
+        chain=lambda options: options["tree_widths"] is None,
+        per_request=False,
+    ),
+    "lookahead": Method(
+        "paceline.spec.proposers.lookahead:LookaheadProposer",
+        "Jacobi window and n-gram pool, verified in the same pass",
+        {
+            "window_size": Option(8, whole(1, 64), "W: columns of the window"),
+            "ngram_size": Option(4, whole(2, 16), "N: length of the n-grams; the window has N - 1 levels"),
+            "guess_set_size": Option(6, whole(1, 64), "G: n-grams of the pool verified in one pass"),
+        }
+        | size(11, 42),
+        derive=_lookahead_size,
+        cross_check=_check_lookahead,
     ),
     "merge": Method(
         "paceline.spec.proposers.merge:MergeProposer",
         "several methods on one tree; the budget goes to the likeliest nodes",
-        _size(16, 32) | {"members": Option(("ngram", "suffix", "recycling"), _members, "names or configurations")},
+        size(16, 32) | {"members": Option(("ngram", "suffix", "recycling"), _members, "names or configurations")},
+        derive=_share_size,
     ),
     "auto": Method(
         "paceline.spec.controller:AutoProposer",
         "as merge, but each step drafts only what pays by the costs and acceptance measured so far",
-        _size(16, 24) | {"members": Option(("prediction", "ngram", "suffix"), _members, "names or configurations")},
+        size(16, 24) | {"members": Option(("prediction", "ngram", "suffix"), _members, "names or configurations")},
+        derive=_share_size,
     ),
     "oracle": Method(
         "paceline.spec.proposers.oracle:OracleProposer",
         "drafts known outputs with a chosen accuracy and tree shape: for tests and the lab",
-        _size(4, 64)
+        size(4, 64)
         | {
             "sequences": Option((), lambda name, value: value, "prompt + output token ids, known beforehand"),
             "accuracy": Option(1.0, real(0.0, 1.0), "chance that the true token is among a true node's children"),
             "shape": Option("chain", either(choice("chain", "random"), whole_list(1, 64)), "or widths by depth"),
             "seed": Option(0, whole(0, 2**63 - 1), "of the wrong tokens, and of where the true one stands"),
         },
+        chain=lambda options: options["shape"] == "chain",
         per_request=False,
     ),
 }

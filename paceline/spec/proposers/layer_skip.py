@@ -1,0 +1,56 @@
+"""`layer_skip`, self-speculation: some of the target's own layers draft, all of them verify.
+
+The draft reads the target's KV, which is complete up to the last token, so there is nothing to keep, to catch up on, or
+to go stale. What it writes past the last token is written again by the pass that verifies. Which layers to run is the
+whole art: `paceline tune layer-skip` searches them for a model and stores the answer.
+"""
+
+from collections.abc import Sequence
+
+from paceline.core.tree import DraftTree
+from paceline.errors import InvalidOptionError
+from paceline.spec.model_drafter import ModelDrafter
+from paceline.spec.proposer import Budget, Needs, StepContext
+from paceline.spec.services import Services
+
+
+class LayerSkipProposer:
+    name = "layer_skip"
+
+    def __init__(
+        self,
+        services: Services,
+        largest: Budget,
+        *,
+        draft_layers: Sequence[int] | None,
+        draft_sampling: str,
+        tree_widths: Sequence[int] | None,
+    ) -> None:
+        assert services.decoder is not None and services.kv_cache is not None
+        self.layers = check_layers(draft_layers, services.decoder.config.num_layers)
+        self._drafter = ModelDrafter(
+            services.decoder,
+            services.kv_cache,
+            services.block_size,
+            layers=self.layers,
+            widths=tree_widths,
+            sampling=draft_sampling,
+        )
+        self.needs = Needs(lookahead_slots=largest.num_nodes, draft_probs=draft_sampling == "sampled")
+
+    def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
+        starts = [request.num_tokens - 1 for request in step.requests]
+        return self._drafter.draft(step.requests, budgets, starts)
+
+    def observe(self, step: StepContext) -> None:
+        pass
+
+
+def check_layers(layers: Sequence[int] | None, num_layers: int) -> list[int]:
+    """The layers to draft with; without a choice every other one, the first and the last kept."""
+    if layers is None:
+        return sorted({0, *range(1, num_layers, 2), num_layers - 1})
+    bad = [layer for layer in layers if not 0 <= layer < num_layers]
+    if bad:
+        raise InvalidOptionError(f"draft_layers {bad} do not exist: the target has layers 0 to {num_layers - 1}")
+    return sorted(set(layers))
