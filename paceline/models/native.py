@@ -34,6 +34,17 @@ from paceline.ops.native.library import FORMATS, MATRICES, SOURCES, STATUS, VECT
 
 QUANTIZATIONS = ("int8", "gguf")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+BATCH_INTS = (
+    "token_ids",
+    "positions",
+    "slot_mapping",
+    "context_lens",
+    "parents",
+    "req_ids",
+    "block_tables",
+    "cu_query",
+    "logits_rows",
+)
 LAYER_MATRICES = {
     "q": "self_attn.q_proj",
     "k": "self_attn.k_proj",
@@ -102,11 +113,7 @@ class NativeDecoder:
         logits = torch.empty(len(batch.logits_rows), config.vocab_size)
         hidden = torch.empty(rows, len(hidden_layers), config.hidden_size) if hidden_layers else None
         run = sorted(set(range(config.num_layers) if layers is None else layers))
-        ints = {
-            name: getattr(batch, name).to(torch.int32).contiguous()
-            for name in ("token_ids", "positions", "slot_mapping", "context_lens", "parents", "req_ids")
-            + ("block_tables", "cu_query", "logits_rows")
-        }
+        ints = {name: getattr(batch, name).to(torch.int32).contiguous() for name in BATCH_INTS}
         is_node = batch.is_node.contiguous()
         native = Batch(
             num_rows=rows,

@@ -28,8 +28,8 @@ SANITIZE_FLAGS = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-re
 
 # source -> flags of its instruction set; the machine that runs them is asked at run time
 X86_FLAGS = {
-    "kernels_avx512": "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512vnni -mavx2 -mfma -mf16c".split(),
-    "kernels_avx2": "-mavx2 -mfma -mf16c".split(),
+    "kernels_avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mfma", "-mf16c"],
+    "kernels_avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
 
 

@@ -84,6 +84,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "pl_test_rms_norm": (None, [c_void_p, c_void_p, c_float, c_int32, c_void_p]),
     "pl_test_silu_mul": (None, [c_void_p, c_void_p, c_int32, c_void_p]),
     "pl_test_rope": (None, [c_void_p, c_void_p, c_void_p, c_int32]),
+    "pl_test_attention": (None, [*[c_void_p] * 5, *[c_int32] * 7, c_float, c_void_p]),
 }
 
 

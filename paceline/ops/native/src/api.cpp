@@ -210,35 +210,4 @@ void pl_argmax(const float* x, int32_t rows, int32_t n, int64_t stride, int32_t 
     for (int row = next++; row < rows; row = next++) out[row] = kernels().argmax(x + (size_t)row * stride, n);
   });
 }
-
-int32_t pl_test_matmul(int32_t source, int32_t format, int32_t n, int32_t k, const void* w, int32_t rows,
-                       const float* x, float* out, float* unpacked) {
-  Arena arena;
-  Matrix matrix;
-  if (!pack_matrix(matrix, arena, source, w, n, k, format, 1)) return PL_BAD_FORMAT;
-  for (int row = 0; row < n; row++) unpack_row(matrix, row, unpacked + (size_t)row * k);
-  ActivationBuffer a;
-  a.reserve(rows, k, true);
-  for (int row = 0; row < rows; row++) {
-    memcpy(a.x + (size_t)row * a.stride, x + (size_t)row * k, (size_t)k * 4);
-    for (int b = 0; b < a.blocks; b++)
-      kernels().quantize(a, row, b, x + (size_t)row * k + b * kBlock, k - b * kBlock);
-  }
-  const int width = matrix.num_panels * kPanel;
-  std::vector<float> padded((size_t)rows * width);
-  kernels().matmul(matrix, 0, matrix.num_panels, a, 0, rows, padded.data(), width);
-  for (int row = 0; row < rows; row++)
-    memcpy(out + (size_t)row * n, padded.data() + (size_t)row * width, (size_t)n * 4);
-  return PL_OK;
-}
-
-void pl_test_rms_norm(const float* x, const float* weight, float eps, int32_t n, float* out) {
-  kernels().rms_norm(x, weight, eps, n, out);
-}
-void pl_test_silu_mul(const float* gate, const float* up, int32_t n, float* out) {
-  kernels().silu_mul(gate, up, n, out);
-}
-void pl_test_rope(float* x, const float* cos, const float* sin, int32_t head_dim) {
-  kernels().rope(x, cos, sin, head_dim);
-}
 }

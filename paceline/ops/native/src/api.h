@@ -56,4 +56,9 @@ int32_t pl_test_matmul(int32_t source, int32_t format, int32_t n, int32_t k, con
 void pl_test_rms_norm(const float* x, const float* weight, float eps, int32_t n, float* out);
 void pl_test_silu_mul(const float* gate, const float* up, int32_t n, float* out);
 void pl_test_rope(float* x, const float* cos, const float* sin, int32_t head_dim);
+// Rows one by one. Row r's keys lie at slots[cu_slots[r] .. cu_slots[r + 1]), the last `tails[r]` of them as a tree
+// node's ancestors; kv_layer: [2][num_slots][kv_heads][head_dim].
+void pl_test_attention(const float* q, const void* kv_layer, const int32_t* slots, const int32_t* cu_slots,
+                       const int32_t* tails, int32_t rows, int32_t num_slots, int32_t heads, int32_t kv_heads,
+                       int32_t head_dim, int32_t kv_format, int32_t window, float scale, float* out);
 }
