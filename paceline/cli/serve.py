@@ -5,41 +5,37 @@ paceline serve smollm2-135m --spec-method ngram --port 8000
 
 import argparse
 import os
+import sys
+
+from paceline.cli.options import (
+    add_model_arguments,
+    add_speculation_arguments,
+    model_options,
+    speculative_config,
+)
 
 API_KEY_VARIABLE = "PACELINE_API_KEY"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", default="smollm2-135m", help="alias, hub id, folder or GGUF file")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (0.0.0.0: every one)")
+    parser.add_argument("name", nargs="?", metavar="MODEL", help="the same as --model")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (0.0.0.0: all of them)")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--served-model-name", action="append", default=[], help="name for clients; may be repeated")
-    _add_engine(parser.add_argument_group("engine"))
-    _add_speculation(parser.add_argument_group("speculation"))
-    _add_protection(parser.add_argument_group("protection"))
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument("--log-prompts", action="store_true", help="write prompt text to the log")
+    add_model_arguments(parser)
+    add_speculation_arguments(parser)
+    _add_engine(parser.add_argument_group("engine"))
+    _add_protection(parser.add_argument_group("protection"))
 
 
 def _add_engine(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--dtype", default="auto")
-    group.add_argument("--device", default="auto")
-    group.add_argument("--quantization")
-    group.add_argument("--kernels", default="auto")
-    group.add_argument("--num-threads", type=int)
-    group.add_argument("--max-model-len", type=int, help="longest prompt and output together")
     group.add_argument("--max-num-seqs", type=int, default=64, help="sequences that run at once")
-    group.add_argument("--max-num-batched-tokens", type=int)
-    group.add_argument("--num-kv-blocks", type=int)
+    group.add_argument("--max-num-batched-tokens", type=int, metavar="ROWS", help="of one pass")
+    group.add_argument("--num-kv-blocks", type=int, metavar="BLOCKS")
     group.add_argument("--no-prefix-caching", action="store_true")
     group.add_argument("--seed", type=int, help="of requests that bring none")
-
-
-def _add_speculation(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--speculative-config", metavar="JSON", help='such as \'{"method": "ngram"}\'')
-    group.add_argument("--spec-method", help="short for the method")
-    group.add_argument("--spec-model", help="short for the drafter's model")
-    group.add_argument("--spec-tokens", type=int, help="short for num_speculative_tokens")
 
 
 def _add_protection(group: argparse._ArgumentGroup) -> None:
@@ -59,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         import fastapi  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError:
-        print("paceline serve needs FastAPI and uvicorn: pip install 'paceline[serve]'")
+        print("paceline serve needs FastAPI and uvicorn: pip install 'paceline[serve]'", file=sys.stderr)
         return 2
     from paceline.llm import AsyncLLM
     from paceline.serve.config import ServerConfig
@@ -67,8 +63,9 @@ def run(args: argparse.Namespace) -> int:
     from paceline.serve.server import run_server
     from paceline.spec.proposers import PROPOSERS
 
+    model = args.name or args.model
     config = ServerConfig(
-        model_names=tuple(args.served_model_name) or (args.model,),
+        model_names=tuple(args.served_model_name) or (model,),
         api_keys=_api_keys(args.api_key),
         max_body_bytes=args.max_body_bytes,
         max_prompt_tokens=args.max_prompt_tokens,
@@ -81,14 +78,9 @@ def run(args: argparse.Namespace) -> int:
         log_prompts=args.log_prompts,
     )
     llm = AsyncLLM(
-        args.model,
+        model,
         speculative_config(args),
-        dtype=args.dtype,
-        device=args.device,
-        quantization=args.quantization,
-        kernels=args.kernels,
-        num_threads=args.num_threads,
-        max_model_len=args.max_model_len,
+        **model_options(args),
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
         num_kv_blocks=args.num_kv_blocks,
@@ -103,22 +95,3 @@ def _api_keys(given: list[str]) -> tuple[str, ...]:
     """From the command line and, so that they need not stand in a process list, from the environment."""
     from_environment = os.environ.get(API_KEY_VARIABLE, "")
     return tuple(given) + tuple(key for key in from_environment.split(",") if key)
-
-
-def speculative_config(args: argparse.Namespace) -> dict[str, object] | None:
-    """--speculative-config overlaid with the shorthands."""
-    import json
-
-    from paceline.errors import InvalidOptionError
-
-    config: dict[str, object] = {}
-    if args.speculative_config:
-        try:
-            config = json.loads(args.speculative_config)
-        except ValueError as error:
-            raise InvalidOptionError(f"--speculative-config is not JSON ({error}): {args.speculative_config}") from None
-        if not isinstance(config, dict):
-            raise InvalidOptionError(f"--speculative-config must be a JSON object, got {args.speculative_config}")
-    short = {"method": args.spec_method, "model": args.spec_model, "num_speculative_tokens": args.spec_tokens}
-    config |= {key: value for key, value in short.items() if value is not None}
-    return config or None

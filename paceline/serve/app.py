@@ -174,5 +174,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
+        if isinstance(error.__cause__, ApiError):  # the framework wraps what goes wrong while it reads a body
+            return respond(error.__cause__)
         message = f"{error.detail}: see /docs for what this server answers to"
         return respond(ApiError(error.status_code, message, headers=error.headers))

@@ -57,12 +57,20 @@ StepObserver = Callable[[StepRecord], None]  # called in the engine's thread: mu
 
 
 class Backend(Protocol):
-    model: str
-    max_model_len: int
-    vocab_size: int
-    max_num_seqs: int
-    methods: Sequence[str]  # drafting methods that a request may choose
-    tokenizer: ServerTokenizer
+    @property
+    def max_model_len(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_num_seqs(self) -> int: ...
+
+    @property
+    def methods(self) -> Sequence[str]: ...  # drafting methods that a request may choose
+
+    @property
+    def tokenizer(self) -> ServerTokenizer: ...
 
     def generate(
         self, token_ids: Sequence[int], params: SamplingParams, request_id: str

@@ -34,7 +34,6 @@ class EngineBackend:
         engine = llm.engine
         self._core = engine.core
         self._known_s = 0.0  # of the step clock, at the last report
-        self.model = engine.model.name
         self.max_model_len = engine.config.max_model_len
         self.vocab_size = engine.model.config.vocab_size
         self.max_num_seqs = engine.config.max_num_seqs

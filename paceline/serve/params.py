@@ -21,7 +21,7 @@ _SAME_NAME = (
 )  # fmt: skip
 
 
-def sampling_params(
+async def sampling_params(
     body: GenerationRequest, prompt_lens: list[int], backend: Backend, config: ServerConfig
 ) -> SamplingParams:
     """One set of options for all prompts of a call, `max_tokens` resolved."""
@@ -31,7 +31,7 @@ def sampling_params(
         max_tokens=_max_tokens(body, max(prompt_lens), backend, config),
         logprobs=_logprobs(body),
         logit_bias=_logit_bias(body.logit_bias),
-        speculative=_speculative(body),
+        speculative=await _speculative(body, backend),
     )
 
 
@@ -73,12 +73,13 @@ def _logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:
     return bias
 
 
-def _speculative(body: GenerationRequest) -> dict[str, Any] | None:
+async def _speculative(body: GenerationRequest, backend: Backend) -> dict[str, Any] | None:
     if body.prediction is None:
         return body.speculative
     if "prediction" in (body.speculative or {}):
         raise ApiError(400, "prediction is given twice, by itself and in speculative: give one", param="prediction")
-    return {**(body.speculative or {}), "prediction": as_text(body.prediction.content)}
+    tokens = await tokenize_text(as_text(body.prediction.content), backend, add_special_tokens=False)
+    return {**(body.speculative or {}), "prediction": tokens}
 
 
 async def prompt_token_ids(body: GenerationRequest, backend: Backend, config: ServerConfig) -> list[list[int]]:

@@ -6,7 +6,10 @@ On SIGTERM or SIGINT: no new connections, new calls are told 503, open streams m
 
 import asyncio
 import logging
+import math
+import signal
 import socket
+from types import FrameType
 
 import uvicorn
 
@@ -16,14 +19,19 @@ from paceline.serve.config import ServerConfig
 from paceline.serve.logs import configure_logging, log
 from paceline.serve.service import Service
 
-BACKSTOP_S = 5.0  # after the drain: for a reader that does not even take the last event
+BACKSTOP_S = 2.0  # after the drain: for a reader that does not even take the last event
 
 
 class GracefulServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self._service = service
-        self.config.timeout_graceful_shutdown = round(service.config.drain_timeout_s + BACKSTOP_S)
+        self.config.timeout_graceful_shutdown = math.ceil(service.config.drain_timeout_s + BACKSTOP_S)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """As uvicorn's own, but the signal is spent here: after the server the engine is still to be stopped."""
+        self.force_exit = self.force_exit or (self.should_exit and sig == signal.SIGINT)
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         gate = self._service.gate
@@ -34,6 +42,9 @@ class GracefulServer(uvicorn.Server):
             await super().shutdown(sockets)
         finally:
             timer.cancel()
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()  # its reader is stuck: what it has not taken is dropped
+            await asyncio.sleep(0)  # the loop closes the sockets
 
 
 def run_server(backend: Backend, config: ServerConfig, host: str, port: int, log_level: str = "info") -> int:

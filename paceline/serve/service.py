@@ -108,7 +108,7 @@ class Service:
         """Everything that can be wrong with a call short of the engine's own checks is found here."""
         model = self.check_model(body.model)
         prompts = await prompt_token_ids(body, self.backend, self.config)
-        params = sampling_params(body, [len(p) for p in prompts], self.backend, self.config)
+        params = await sampling_params(body, [len(p) for p in prompts], self.backend, self.config)
         if isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None:
             params = replace(params, prompt_logprobs=body.logprobs)
         kind = "chatcmpl" if isinstance(body, ChatCompletionRequest) else "cmpl"

@@ -20,8 +20,9 @@ def explain(error: RequestValidationError) -> ApiError:
         return ApiError(
             400, f"the body is not JSON ({first['ctx']['error']}): send one JSON object", code="invalid_json"
         )
-    # A union reports one problem for every form it could have had; the path up to the first field names the culprit.
-    path = [str(part) for part in first["loc"][1:]]
+    # A union reports a problem for each form it could have had: the deepest one is of the form that was meant.
+    first = max((problem for problem in problems if problem["loc"][:2] == first["loc"][:2]), key=_depth)
+    path = [str(part) for part in first["loc"][1:] if _is_field(part)]
     field = path[0] if path else None
     if first["type"] == "extra_forbidden":
         return _unknown_field(path)
@@ -31,6 +32,15 @@ def explain(error: RequestValidationError) -> ApiError:
     if first["type"] != "missing":
         message += f", got {_short(first['input'])}"
     return ApiError(400, message, code=first["type"], param=field)
+
+
+def _depth(problem: dict[str, Any]) -> int:
+    return len(problem["loc"])
+
+
+def _is_field(part: int | str) -> bool:
+    """Beside fields and indices, a path names the forms of a union: "str", "list[TextPart]"."""
+    return isinstance(part, int) or (part not in ("str", "int") and "[" not in part)
 
 
 def _unknown_field(path: list[str]) -> ApiError:

@@ -44,6 +44,7 @@ def running(backend: fake.FakeBackend, **options: object) -> Iterator[Running]:
     config = ServerConfig(("fake", "other-name"), **options)  # type: ignore[arg-type]
     app = create_app(backend, config)
     listener = socket.create_server(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)  # so that a slow reader is felt soon
     server = GracefulServer(uvicorn.Config(app, log_config=None, lifespan="off"), app.state.service)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()

@@ -43,7 +43,6 @@ class FakeBackend:
     """`DRAFT` tokens a step where speculation is on, one where it is off."""
 
     DRAFT = 2
-    model = "fake"
     vocab_size = 257
     methods = ("ngram", "prediction")
 
@@ -153,6 +152,8 @@ def _completion(index: int, text: str, params: SamplingParams, full: bool) -> Co
     token_ids = list(text.encode())
     logprobs = None
     finish, reason = ("length", None) if full else (None, None)
+    if not stops and not full:  # hold back what a stop string may still take back, as the engine does
+        text = text[: len(text) - max((len(stop) - 1 for stop in params.stop_strings), default=0)]
     if stops:
         at, stop = min(stops)
         text, token_ids, finish, reason = text[:at], token_ids[: at + len(stop)], "stop", stop

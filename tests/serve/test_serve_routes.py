@@ -165,7 +165,7 @@ def test_speculation_is_the_clients_choice(server: Running, http: httpx.Client) 
 
 def test_prediction_becomes_a_draft_and_is_counted(server: Running, http: httpx.Client) -> None:
     body = chat(http, max_tokens=12, prediction={"type": "content", "content": [{"type": "text", "text": "expected"}]})
-    assert server.backend.params[-1].speculative == {"prediction": "expected"}
+    assert server.backend.params[-1].speculative == {"prediction": list(b"expected")}
     details = body["usage"]["completion_tokens_details"]
     # four steps, each verifying a chain of three of which two hold
     assert details == {"accepted_prediction_tokens": 8, "rejected_prediction_tokens": 4}
