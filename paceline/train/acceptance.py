@@ -2,7 +2,7 @@
 
 On a greedy answer the drafts after token t are right or wrong, full stop: with the true tokens fed in (teacher forcing)
 draft k counts only if drafts 1..k-1 were right, which is exactly when the engine would have fed the same tokens. So
-walking through an answer in steps of (accepted drafts + 1) gives the greedy acceptance length of a chain, not an estimate.
+walking through an answer in steps of (accepted drafts + 1) gives a chain's greedy acceptance length, not an estimate.
 """
 
 from collections.abc import Iterable

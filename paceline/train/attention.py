@@ -1,4 +1,4 @@
-"""Attention over padded batches, in the shapes that drafter layers hand over ([sequences, positions, heads, head_dim])."""
+"""Attention over padded batches, in the shapes that drafter layers use: [sequences, positions, heads, head_dim]."""
 
 import torch
 import torch.nn.functional as F

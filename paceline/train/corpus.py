@@ -114,7 +114,7 @@ class Corpus:
 
 
 class Batches:
-    """Endless batches of about `batch_tokens` padded tokens, reshuffled every epoch; a pure function of (seed, step)."""
+    """Endless batches of about `batch_tokens` padded tokens, shuffled anew every epoch; a function of (seed, step)."""
 
     def __init__(self, corpus: Corpus, batch_tokens: int, device: torch.device, seed: int = 0) -> None:
         self.corpus, self.seed, self.device = corpus, seed, device
@@ -169,7 +169,7 @@ class Batches:
 def draft_vocabulary(corpus: Corpus, size: int, vocab_size: int) -> tuple[Tensor, float]:
     """The target ids that answers use most, ascending [size], and the share of answer tokens they cover.
 
-    Where answers use fewer tokens than that, the lowest unused ids fill up (most tokenizers number common ones first)."""
+    Where answers use fewer tokens, the lowest unused ids fill up: most tokenizers number common ones first."""
     counts = np.bincount(corpus.answer_tokens(), minlength=vocab_size)
     chosen = np.sort(np.argsort(-counts, kind="stable")[:size])
     return torch.from_numpy(chosen.astype(np.int64)), float(counts[chosen].sum() / max(1, counts.sum()))

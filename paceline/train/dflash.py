@@ -17,7 +17,7 @@ from paceline.models.drafters.layers import Attend
 from paceline.train import attention
 from paceline.train.corpus import Batch
 from paceline.train.losses import soft_cross_entropy, top_tokens
-from paceline.train.recipe import DraftVocabulary, LossOutput, scale_fusion
+from paceline.train.recipe import DraftVocabulary, FusionScale, LossOutput
 from paceline.train.target import DenseTarget, TargetPass
 
 EVAL_ANCHORS = 32  # blocks drafted together where every position of a sequence is an anchor
@@ -27,6 +27,7 @@ EVAL_ANCHORS = 32  # blocks drafted together where every position of a sequence 
 class DFlashSettings:
     num_layers: int = 2
     num_features: int = 5  # target layers that the context is made of
+    intermediate_size: int | None = None  # of the drafter's MLPs; None: the target's
     block_size: int = 8
     gamma: float = 4.0
     anchors_per_token: float = 0.25  # blocks per answer token
@@ -46,6 +47,7 @@ class DFlashRecipe:
         layer = replace(
             config,
             num_layers=settings.num_layers,
+            intermediate_size=settings.intermediate_size or config.intermediate_size,
             qk_norm=True,
             qkv_bias=False,
             o_bias=False,
@@ -63,12 +65,16 @@ class DFlashRecipe:
         ).to(target.device)
         self.network.d2t = vocabulary.ids
         self.vocabulary = vocabulary
+        self.scale = FusionScale(self.network.fc, target, self.hidden_layers)
         with torch.no_grad():
             self.network.lm_head.weight.copy_(self.vocabulary.head)
         self.network.lm_head.requires_grad_(False)
 
     def calibrate(self, batch: Batch) -> None:
-        scale_fusion(self.network.fc, self.target, batch, self.hidden_layers)
+        self.scale.calibrate(batch)
+
+    def finish(self) -> None:
+        self.scale.fold()
 
     def loss(self, batch: Batch, target: TargetPass, step: int) -> LossOutput:
         settings = self.settings
@@ -111,7 +117,7 @@ class DFlashRecipe:
 
     def _context(self, target: TargetPass) -> list[tuple[Tensor, Tensor]]:
         length = target.features.shape[1]
-        context = self.network.context(target.features)
+        context = self.network.context(self.scale(target.features))
         return self.network.context_key_value(context, self.target.cos[:length], self.target.sin[:length])
 
     def _blocks(self, batch: Batch, context: list[tuple[Tensor, Tensor]], anchors: Tensor) -> Tensor:
@@ -129,7 +135,7 @@ class DFlashRecipe:
         states: Tensor = self.network(
             self.target.embedding[tokens.flatten(1)], self.target.cos[positions], self.target.sin[positions], attends
         )
-        return states.unflatten(1, (num_blocks, size))
+        return states.view(num_sequences, num_blocks, size, -1)
 
     def _sample_anchors(self, batch: Batch, step: int) -> Tensor:
         """[sequences, blocks]: random answer positions with something after them, different at every step."""

@@ -42,6 +42,9 @@ class DraftRecipe:
     def calibrate(self, batch: Batch) -> None:
         """Nothing to scale: the layers start as the target's own."""
 
+    def finish(self) -> None:
+        """The network is in its final form all along."""
+
     @torch.no_grad()
     def _start_from_target(self, source: tuple[int, ...]) -> None:
         config = self.target.config
@@ -65,7 +68,7 @@ class DraftRecipe:
                 (attn.k_norm, theirs.k_norm),
             ):
                 if weight is not None:
-                    norm.weight.copy_(weight)  # type: ignore[operator, union-attr]
+                    norm.weight.copy_(weight)  # type: ignore[operator]
 
     def loss(self, batch: Batch, target: TargetPass, step: int) -> LossOutput:
         states = self._states(batch)
@@ -111,8 +114,8 @@ class DraftRecipe:
 
 def _copy_rows(weight: Tensor, bias: Tensor | None, sizes: list[int], *linears: torch.nn.Linear) -> None:
     """Undo the decoder's stacking of matrices that share an input."""
-    for linear, rows in zip(linears, weight.split(sizes), strict=True):
+    for linear, rows in zip(linears, torch.split(weight, sizes), strict=True):
         linear.weight.copy_(rows)
     if bias is not None:
-        for linear, rows in zip(linears, bias.split(sizes), strict=True):
+        for linear, rows in zip(linears, torch.split(bias, sizes), strict=True):
             linear.bias.copy_(rows)

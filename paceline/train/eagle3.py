@@ -1,9 +1,9 @@
 """EAGLE-3's recipe: training-time test.
 
-While drafting, the drafter is fed its own features; trained only on the target's, it would go astray after one step. So
-every anchor is unrolled for several steps in training too, each fed with the feature of the step before and the true next
-token, and later steps weigh less (`step_decay`). The loss is the cross-entropy against the target's distribution
-over the draft vocabulary. Where the true token is outside of that vocabulary there is nothing to learn.
+While drafting, the drafter is fed its own features; trained only on the target's, it would go astray after one step.
+So every anchor is unrolled for several steps in training too, each fed with the feature of the step before and the
+true next token, and later steps weigh less (`step_decay`). The loss is the cross-entropy against the target's
+distribution over the draft vocabulary. Where the true token is outside of that vocabulary there is nothing to learn.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from paceline.models.drafters.eagle3 import Eagle3, Eagle3Config
 from paceline.train.attention import TrainingTimeTest
 from paceline.train.corpus import Batch
 from paceline.train.losses import soft_cross_entropy, top_tokens
-from paceline.train.recipe import DraftVocabulary, LossOutput, scale_fusion
+from paceline.train.recipe import DraftVocabulary, FusionScale, LossOutput
 from paceline.train.target import DenseTarget, TargetPass
 
 
@@ -49,12 +49,16 @@ class Eagle3Recipe:
         self.network.to(target.device)
         self.network.d2t = vocabulary.ids
         self.vocabulary = vocabulary
+        self.scale = FusionScale(self.network.fc, target, self.hidden_layers)
         with torch.no_grad():
             self.network.lm_head.weight.copy_(self.vocabulary.head)
         self.network.lm_head.weight.requires_grad_(settings.train_head)
 
     def calibrate(self, batch: Batch) -> None:
-        scale_fusion(self.network.fc, self.target, batch, self.hidden_layers)
+        self.scale.calibrate(batch)
+
+    def finish(self) -> None:
+        self.scale.fold()
 
     def loss(self, batch: Batch, target: TargetPass, step: int) -> LossOutput:
         decay = self.settings.step_decay
@@ -89,7 +93,7 @@ class Eagle3Recipe:
     def _unroll(self, batch: Batch, target: TargetPass, num_steps: int) -> list[Tensor]:
         """The feature that comes out of every step, for every anchor: each [sequences, positions, hidden]"""
         attend = TrainingTimeTest()
-        feature = self.network.fuse(target.features)
+        feature = self.network.fuse(self.scale(target.features))
         features: list[Tensor] = []
         length = batch.tokens.shape[1]
         for i in range(num_steps):

@@ -68,5 +68,5 @@ class _SoftCrossEntropy(torch.autograd.Function):
 def top_tokens(student: Tensor, student_head: Tensor) -> Tensor:
     """The likeliest vocabulary index of each row: [rows]"""
     head = student_head.to(student.dtype)
-    chunks = student.split(chunk_rows(head.shape[0]))
-    return torch.cat([(chunk @ head.T).argmax(-1) for chunk in chunks]) if len(student) else student.new_empty(0).long()
+    chunks = torch.split(student, chunk_rows(head.shape[0]))
+    return torch.cat([(chunk @ head.T).argmax(-1) for chunk in chunks])

@@ -33,11 +33,14 @@ class MedusaRecipe:
         self.network.d2t = vocabulary.ids
         self.vocabulary = vocabulary
         with torch.no_grad():
-            self.network.heads[0].weight.copy_(self.vocabulary.head)
+            self.network.head(0).weight.copy_(self.vocabulary.head)
         self.network.heads.requires_grad_(False)
 
     def calibrate(self, batch: Batch) -> None:
         """Nothing to scale: the heads start as the target's own."""
+
+    def finish(self) -> None:
+        """The network is in its final form all along."""
 
     def loss(self, batch: Batch, target: TargetPass, step: int) -> LossOutput:
         decay = self.settings.head_decay

@@ -24,11 +24,16 @@ class LossOutput:
 
 class Recipe(Protocol):
     name: str
-    network: nn.Module
     hidden_layers: tuple[int, ...]  # of the target, for TargetPass.features
 
+    @property
+    def network(self) -> nn.Module: ...
+
     def calibrate(self, batch: Batch) -> None:
-        """Look at one batch before training starts, to set scales."""
+        """Look at one batch before training starts or goes on, to set scales."""
+
+    def finish(self) -> None:
+        """Training is over: bring the network into its final form."""
 
     def loss(self, batch: Batch, target: TargetPass, step: int) -> LossOutput: ...
 
@@ -53,11 +58,28 @@ class DraftVocabulary:
         return DraftVocabulary(ids, known, target.head[ids])
 
 
-@torch.no_grad()
-def scale_fusion(fc: nn.Linear, target: DenseTarget, batch: Batch, hidden_layers: Sequence[int]) -> None:
-    """Start `fc` so that every target layer has the same say, whatever the size of its hidden states."""
-    features = target.forward(batch.tokens, hidden_layers).features
-    sizes = features[batch.is_answer()].float().square().mean(-1).sqrt()  # [rows, layers]
-    typical = sizes.median(dim=0).values  # a mean would follow the outliers of the first tokens
-    nn.init.normal_(fc.weight, std=fc.in_features**-0.5)
-    fc.weight.view(fc.out_features, len(hidden_layers), -1).div_(typical[:, None])
+class FusionScale:
+    """Keeps the target's hidden states near size 1 in front of `fc`, whatever the layer, while training.
+
+    Their size grows twentyfold from the first layers to the last, and one learning rate has to suit them all. When
+    training is over the scale is folded into the weights, so the finished drafter takes hidden states as they are."""
+
+    def __init__(self, fc: nn.Linear, target: DenseTarget, hidden_layers: Sequence[int]) -> None:
+        self.fc, self.target, self.hidden_layers = fc, target, hidden_layers
+        self.sizes = torch.ones(len(hidden_layers), 1, device=target.device)
+
+    @torch.no_grad()
+    def calibrate(self, batch: Batch) -> None:
+        features = self.target.forward(batch.tokens, self.hidden_layers).features
+        sizes = features[batch.is_answer()].float().square().mean(-1).sqrt()  # [rows, layers]
+        self.sizes = sizes.median(dim=0).values[:, None]  # a mean would follow the outliers of the first tokens
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """[..., layers, hidden]"""
+        return features / self.sizes.to(features.dtype)
+
+    @torch.no_grad()
+    def fold(self) -> None:
+        by_layer = self.fc.weight.unflatten(1, (len(self.hidden_layers), -1))  # type: ignore[no-untyped-call]
+        self.fc.weight.copy_((by_layer / self.sizes).flatten(1))
+        self.sizes = torch.ones_like(self.sizes)

@@ -4,6 +4,8 @@ Prompts are sorted by length and answered in large batches with one dense cache 
 by memory bandwidth and not by the host. Each answer has its own temperature (0 is greedy).
 """
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -31,23 +33,35 @@ def write_answers(
     cache_tokens: int,  # the cache of one batch holds at most this many positions
     max_batch: int = 2048,
     seed: int = 0,
+    deadline_s: float = math.inf,  # on time.perf_counter(): no batch is begun after it
     on_progress: Callable[[int], None] = lambda finished: None,
 ) -> list[list[int]]:
-    """One answer per job, in order; an end token is part of its answer."""
+    """One answer per job, in order; an end token is part of its answer. Empty where the deadline came first."""
     torch.manual_seed(seed)
-    order = sorted(range(len(jobs)), key=lambda i: len(jobs[i].prompt) + jobs[i].max_tokens)
     answers: list[list[int]] = [[] for _ in jobs]
-    end = len(order)
-    while end > 0:  # longest first, so that running out of memory shows at once
-        longest = jobs[order[end - 1]]
-        per_answer = len(longest.prompt) + longest.max_tokens
-        begin = max(0, end - min(max_batch, max(1, cache_tokens // per_answer)))
-        batch = order[begin:end]
+    batches = _plan_batches(jobs, cache_tokens, max_batch)
+    finished = 0
+    for index in torch.randperm(len(batches)).tolist():  # so that a deadline does not favour short prompts
+        if time.perf_counter() > deadline_s:
+            break
+        batch = batches[index]
         for i, answer in zip(batch, _answer_batch(target, [jobs[i] for i in batch]), strict=True):
             answers[i] = answer
-        end = begin
-        on_progress(len(jobs) - end)
+        finished += len(batch)
+        on_progress(finished)
     return answers
+
+
+def _plan_batches(jobs: Sequence[AnswerJob], cache_tokens: int, max_batch: int) -> list[list[int]]:
+    """Jobs of similar length together, as many as the cache holds."""
+    order = sorted(range(len(jobs)), key=lambda i: len(jobs[i].prompt) + jobs[i].max_tokens)
+    batches = []
+    while order:
+        longest = jobs[order[-1]]
+        count = min(max_batch, max(1, cache_tokens // (len(longest.prompt) + longest.max_tokens)))
+        batches.append(order[-count:])
+        del order[-count:]
+    return batches
 
 
 def _answer_batch(target: DenseTarget, jobs: Sequence[AnswerJob]) -> list[list[int]]:

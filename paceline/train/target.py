@@ -111,8 +111,10 @@ class DenseTarget:
         """Each [sequences, heads, positions, head_dim]"""
         config = self.config
         normed = self._norm(hidden, layer.input_norm)
-        qkv = F.linear(normed, layer.qkv.weight, layer.qkv.bias).unflatten(-1, (-1, config.head_dim))
-        query, key, value = qkv.split([config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=-2)
+        qkv = F.linear(normed, layer.qkv.weight, layer.qkv.bias)
+        qkv = qkv.view(*qkv.shape[:-1], -1, config.head_dim)
+        heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
+        query, key, value = torch.split(qkv, heads, dim=-2)
         if layer.q_norm is not None and layer.k_norm is not None:
             query, key = self._norm(query, layer.q_norm), self._norm(key, layer.k_norm)
         query, key = rope(query, cos, sin), rope(key, cos, sin)

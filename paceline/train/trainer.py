@@ -1,7 +1,8 @@
 """The training loop, the same for every method: AdamW or Muon, warmup and cosine, checkpoints, early stop.
 
-Everything random is a function of (seed, step), and a checkpoint holds everything else, so a run that was killed goes on
-as if nothing had happened. Early stop looks at what matters, the acceptance length on held-out prompts, not at the loss.
+Everything random is a function of (seed, step), and a checkpoint holds everything else, so a run that was killed
+goes on as if nothing had happened. Early stop looks at what matters, the acceptance length on held-out prompts, not at
+the loss.
 """
 
 import json
@@ -21,6 +22,9 @@ from paceline.train.acceptance import Acceptance, measure_acceptance
 from paceline.train.corpus import Batches
 from paceline.train.recipe import Recipe
 from paceline.train.target import DenseTarget
+
+# A vocabulary matrix starts as the target's own, which is nearly right, and each of its rows sees few examples.
+VOCABULARY_RATE = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,8 @@ class Trainer:
 
     def run(self) -> TrainResult:
         """Train to the end (or on from the checkpoint); the network then holds its best weights."""
-        if not self._resume():
-            self.recipe.calibrate(self.batches.at(0))
+        self.recipe.calibrate(self.batches.at(0))
+        self._resume()
         begin_s, saved_s, before_s = time.perf_counter(), time.perf_counter(), self.history.seconds
         stopped = False
         while self._step < self.settings.steps and not stopped:
@@ -97,13 +101,14 @@ class Trainer:
         self._save()
         if self._best_state:
             self.recipe.network.load_state_dict(self._best_state)
+        self.recipe.finish()
         return TrainResult(self.history, self._step, stopped)
 
     def _train_step(self) -> dict[str, Any]:
         rate = learning_rate(self._step, self.settings)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group.get("share", 1.0)
         batch = self.batches.at(self._step)
         target = self.target.forward(batch.tokens, self.recipe.hidden_layers)
         with self._autocast():
@@ -166,9 +171,9 @@ class Trainer:
         torch.save(state, partial)
         os.replace(partial, self.checkpoint)  # a kill leaves the old checkpoint or the new one, never half of one
 
-    def _resume(self) -> bool:
+    def _resume(self) -> None:
         if self.checkpoint is None or not self.checkpoint.is_file():
-            return False
+            return
         state = torch.load(self.checkpoint, map_location=self.target.device, weights_only=True)
         if state["method"] != self.recipe.name or json.loads(state["settings"]) != asdict(self.settings):
             raise InvalidOptionError(
@@ -180,7 +185,6 @@ class Trainer:
             optimizer.load_state_dict(saved)
         self.history = History(**json.loads(state["history"]))
         self._best_state, self._step = state["best"], state["step"]
-        return True
 
 
 def learning_rate(step: int, settings: TrainSettings) -> float:
@@ -195,16 +199,16 @@ def learning_rate(step: int, settings: TrainSettings) -> float:
 
 def make_optimizers(network: nn.Module, settings: TrainSettings) -> list[torch.optim.Optimizer]:
     """AdamW for everything, or Muon for the matrices between vectors of the model and AdamW for the rest."""
-    matrices, others, norms = [], [], []
+    matrices: list[Tensor] = []
+    vocabulary: list[Tensor] = []
+    norms: list[Tensor] = []
     for name, parameter in network.named_parameters():
         if not parameter.requires_grad:
             continue
         if parameter.ndim < 2:
             norms.append(parameter)
         elif "lm_head" in name or "heads" in name:
-            others.append(
-                parameter
-            )  # a vocabulary matrix: its rows are independent, orthogonalising them makes no sense
+            vocabulary.append(parameter)
         else:
             matrices.append(parameter)
     if settings.optimizer not in ("adamw", "muon"):
@@ -212,7 +216,8 @@ def make_optimizers(network: nn.Module, settings: TrainSettings) -> list[torch.o
     muon = settings.optimizer == "muon"
     decay = settings.weight_decay
     groups = [
-        {"params": others if muon else matrices + others, "weight_decay": decay},
+        {"params": [] if muon else matrices, "weight_decay": decay},
+        {"params": vocabulary, "weight_decay": decay, "share": VOCABULARY_RATE},
         {"params": norms, "weight_decay": 0.0},
     ]
     optimizers: list[torch.optim.Optimizer] = [

@@ -1,9 +1,9 @@
 """EAGLE-3: one decoder layer that reads the target's mind three layers deep.
 
 Three hidden states of the target at position t are fused, g_t = fc([low; mid; high]). The layer's attention sees
-cat(norm(embedding of x_{t+1}), norm(g_t)) and its residual stream is g_t, so that the output f_t is again a feature: the
-next draft step feeds (f_t, x_{t+2}) in place of (g_{t+1}, x_{t+2}), which the target has not computed yet. A head of its
-own gives scores over a draft vocabulary; `d2t` maps them to the target's ids.
+cat(norm(embedding of x_{t+1}), norm(g_t)) and its residual stream is g_t, so that the output f_t is again a feature:
+the next draft step feeds (f_t, x_{t+2}) in place of (g_{t+1}, x_{t+2}), which the target has not computed yet. A head
+of its own gives scores over a draft vocabulary; `d2t` maps them to the target's ids.
 
 The pair (g_t, x_{t+1}) has rotary position t.
 """

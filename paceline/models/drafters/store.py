@@ -1,7 +1,7 @@
 """Our own file for a drafter: one safetensors file with its config and card in the header.
 
-Matrices are stored as int8 with one scale per row; what is the target's anyway (a frozen vocabulary matrix) is not stored
-at all. So a drafter for a 135M model is a few megabytes. `formats.py` reads and writes what others publish.
+Matrices are stored as int8 with one scale per row; what is the target's anyway (a frozen vocabulary matrix) is not
+stored at all. So a drafter for a 135M model is a few megabytes. `formats.py` reads and writes what others publish.
 """
 
 import json
@@ -86,7 +86,7 @@ def load_drafter(path: Path, target: ModelConfig, target_head: Tensor) -> Any:
     network_class, _ = NETWORKS[method]
     network: nn.Module = network_class(config_from_dict(method, header["config"]))
     with safe_open(path, framework="pt") as file:
-        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118: no mapping
+        stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     d2t = stored.pop("d2t").long()
     state = {
         name: tensor.float() * stored[name + SCALE].float()[:, None] if tensor.dtype == torch.int8 else tensor.float()
@@ -113,7 +113,9 @@ def check_target(described: Mapping[str, Any], target: ModelConfig, source: str)
 
 def config_from_dict(method: str, content: Mapping[str, Any]) -> Any:
     _, config_class = NETWORKS[method]
-    values = {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in content.items()
+    }
     if "layer" in values:
         layer = {name: tuple(value) if isinstance(value, list) else value for name, value in values["layer"].items()}
         values["layer"] = ModelConfig(**(layer | {"rope_scaling": RopeScaling(**layer["rope_scaling"])}))
