@@ -97,7 +97,7 @@ def _check_rule(row: Method, options: Mapping[str, Any], rule: str) -> None:
         return  # exact for any draft, or lossy by choice
     for member in options.get("members", ()):
         _check_rule(PROPOSERS[member.method], member.options, rule)
-    sampling = options.get("draft_sampling", "greedy")
+    sampling = options.get("draft_sampling") or "greedy"
     kind = "fixed" if sampling == "greedy" else sampling
     if "members" not in options:
         check_pairing(rule, kind, draft_probs=kind == "sampled", chain=row.chain(options))

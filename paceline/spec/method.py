@@ -50,7 +50,7 @@ def model_options() -> dict[str, Option]:
     """What every method that drafts with a model has."""
     modes = choice("greedy", "sampled", "coupled")
     return size(4, 4) | {
-        "draft_sampling": Option("coupled", modes, "how draft tokens are taken from the drafting model's logits"),
+        "draft_sampling": Option(None, optional(modes), "how tokens are taken from its logits; coupled if it can"),
         "tree_widths": Option(None, optional(whole_list(1, 64)), "children of each node by depth; a chain without"),
     }
 
@@ -58,7 +58,7 @@ def model_options() -> dict[str, Option]:
 def derive_from_widths(given: dict[str, Any]) -> dict[str, Any]:
     """A width schedule says how deep and how large the tree is."""
     widths = given.get("tree_widths")
-    if isinstance(widths, Sequence) and all(isinstance(width, int) for width in widths):
+    if isinstance(widths, Sequence) and widths and all(isinstance(width, int) for width in widths):
         sizes = {"num_speculative_tokens": len(widths), "node_budget": num_nodes(widths)}
         return sizes | given
     return given

@@ -61,13 +61,13 @@ class ModelDrafter:
         *,
         layers: Sequence[int] | None = None,
         widths: Sequence[int] | None = None,  # None: a chain
-        sampling: str = "greedy",
+        sampling: str | None = None,
         vocab_size: int | None = None,  # the target's, where the drafting model has more rows
     ) -> None:
         self.decoder, self.kv_cache, self.block_size = decoder, kv_cache, block_size
         self.layers = None if layers is None else list(layers)
         self.widths = None if widths is None else list(widths)
-        self.sampling = sampling
+        self.sampling = sampling or "coupled"
         self._vocab_size = vocab_size or decoder.config.vocab_size
 
     def draft(self, requests: Sequence[Request], budgets: Sequence[Budget], starts: Sequence[int]) -> list[DraftTree]:

@@ -6,21 +6,22 @@ costs nothing, a rejected one is overwritten, and whatever was missed meanwhile 
 steps without speculation) is caught up on before the next draft.
 
 With `num_draft_layers` instead of a model, the target's own first layers draft, with its norm and head. Their KV is the
-target's, so such a draft costs no memory at all.
+target's, so such a draft costs no memory at all. A model with other tokens drafts through text (foreign_drafter.py).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError
 from paceline.spec.model_drafter import ModelDrafter
 from paceline.spec.proposer import Budget, Needs, StepContext
-from paceline.spec.services import Services
+from paceline.spec.services import Decoder, Services
 
 
 @dataclass(slots=True)
@@ -40,6 +41,14 @@ class Fed:
         return min(end, len(token_ids) - 1)  # the last token is always computed: its logits start the draft
 
 
+class Drafter(Protocol):
+    """Turns requests into trees, keeping whatever KV it needs."""
+
+    def draft(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[DraftTree]: ...
+
+    def forget(self, request: Request) -> None: ...
+
+
 class DraftModelProposer:
     name = "draft_model"
 
@@ -50,74 +59,92 @@ class DraftModelProposer:
         *,
         model: Any,
         num_draft_layers: int | None,
-        draft_sampling: str,
+        draft_sampling: str | None,
         tree_widths: Sequence[int] | None,
     ) -> None:
-        self._fed: dict[str, Fed] | None = None if model is None else {}  # None: the target's own KV is used
-        self._is_chain = tree_widths is None
         self.needs = Needs(lookahead_slots=largest.num_nodes, draft_probs=draft_sampling == "sampled")
-        self._drafter = (
-            own_layers(services, num_draft_layers, draft_sampling, tree_widths)
-            if model is None
-            else separate_model(services, model, draft_sampling, tree_widths)
-        )
+        self._drafter = make_drafter(services, model, num_draft_layers, draft_sampling, tree_widths)
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
-        starts = [self._start(request) for request in step.requests]
-        trees = self._drafter.draft(step.requests, budgets, starts)
-        if self._fed is not None:
-            for request, tree in zip(step.requests, trees, strict=True):
-                # Of a chain every token but the last was fed, in the slots it would have if it were accepted.
-                chain = tree.token_ids[:-1] if self._is_chain else []
-                if tree:
-                    self._fed[request.request_id] = Fed(request.num_tokens, chain)
-        return trees
+        return self._drafter.draft(step.requests, budgets)
 
     def observe(self, step: StepContext) -> None:
-        if self._fed is not None:
-            for request in step.gone:
-                self._fed.pop(request.request_id, None)
-
-    def _start(self, request: Request) -> int:
-        if self._fed is None:
-            return request.num_tokens - 1
-        return self._fed.get(request.request_id, Fed()).valid(request.token_ids)
+        for request in step.gone:
+            self._drafter.forget(request)
 
 
-def own_layers(services: Services, num_layers: int | None, sampling: str, widths: Sequence[int] | None) -> ModelDrafter:
-    assert services.decoder is not None and services.kv_cache is not None and num_layers is not None
-    available = services.decoder.config.num_layers
-    if num_layers > available:
-        raise InvalidOptionError(f"num_draft_layers is {num_layers}, but the target has only {available} layers")
-    return ModelDrafter(
-        services.decoder,
-        services.kv_cache,
-        services.block_size,
-        layers=range(num_layers),
-        widths=widths,
-        sampling=sampling,
-    )
+class OwnLayersDrafter:
+    """The target's first layers, on the target's KV."""
+
+    def __init__(self, services: Services, num_layers: int, sampling: str | None, widths: Sequence[int] | None) -> None:
+        assert services.decoder is not None and services.kv_cache is not None
+        available = services.decoder.config.num_layers
+        if num_layers > available:
+            raise InvalidOptionError(f"num_draft_layers is {num_layers}, but the target has only {available} layers")
+        self._drafter = ModelDrafter(
+            services.decoder,
+            services.kv_cache,
+            services.block_size,
+            layers=range(num_layers),
+            widths=widths,
+            sampling=sampling,
+        )
+
+    def draft(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[DraftTree]:
+        return self._drafter.draft(requests, budgets, [request.num_tokens - 1 for request in requests])
+
+    def forget(self, request: Request) -> None:
+        pass
 
 
-def separate_model(services: Services, model: Any, sampling: str, widths: Sequence[int] | None) -> ModelDrafter:
+class SeparateDrafter:
+    """Another model with the target's tokens, its KV in the same block tables."""
+
+    def __init__(
+        self, services: Services, decoder: Decoder, sampling: str | None, widths: Sequence[int] | None
+    ) -> None:
+        self._is_chain = widths is None
+        self._fed: dict[str, Fed] = {}
+        self._drafter = ModelDrafter(
+            decoder,
+            allocate(decoder, services.num_slots),
+            services.block_size,
+            widths=widths,
+            sampling=sampling,
+            vocab_size=services.vocab_size,
+        )
+
+    def draft(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[DraftTree]:
+        starts = [self._fed.get(r.request_id, Fed()).valid(r.token_ids) for r in requests]
+        trees = self._drafter.draft(requests, budgets, starts)
+        for request, tree in zip(requests, trees, strict=True):
+            if tree:
+                # Of a chain every token but the last was fed, in the slots it would have if it were accepted.
+                chain = tree.token_ids[:-1] if self._is_chain else []
+                self._fed[request.request_id] = Fed(request.num_tokens, chain)
+        return trees
+
+    def forget(self, request: Request) -> None:
+        self._fed.pop(request.request_id, None)
+
+
+def make_drafter(
+    services: Services, model: Any, num_layers: int | None, sampling: str | None, widths: Sequence[int] | None
+) -> Drafter:
+    if model is None:
+        assert num_layers is not None
+        return OwnLayersDrafter(services, num_layers, sampling, widths)
     from paceline.models.loader import load_model
+    from paceline.spec.foreign_drafter import ForeignDrafter, same_tokens
 
     loaded = load_model(model, num_threads=services.num_threads, quiet=True) if isinstance(model, str) else model
-    check_vocabulary(services, loaded)
-    decoder = loaded.decoder
+    if same_tokens(services, loaded):
+        return SeparateDrafter(services, loaded.decoder, sampling, widths)
+    return ForeignDrafter(services, loaded, sampling, widths)
+
+
+def allocate(decoder: Decoder, num_slots: int) -> Tensor:
+    """A drafting model's own KV: [layers, 2, slots, kv_heads, head_dim]."""
     config = decoder.config
-    shape = (config.num_layers, 2, services.num_slots, config.num_kv_heads, config.head_dim)
-    kv_cache = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
-    return ModelDrafter(
-        decoder, kv_cache, services.block_size, widths=widths, sampling=sampling, vocab_size=services.vocab_size
-    )
-
-
-def check_vocabulary(services: Services, loaded: Any) -> None:
-    """Token ids must mean the same to both models; rows past the target's vocabulary are never drafted."""
-    theirs = loaded.decoder.config.vocab_size
-    if theirs < services.vocab_size:
-        raise InvalidOptionError(
-            f"the draft model has a vocabulary of {theirs} tokens, the target one of {services.vocab_size}: "
-            "they cannot exchange token ids; choose a draft model of the same family"
-        )
+    shape = (config.num_layers, 2, num_slots, config.num_kv_heads, config.head_dim)
+    return torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)

@@ -23,7 +23,7 @@ class LayerSkipProposer:
         largest: Budget,
         *,
         draft_layers: Sequence[int] | None,
-        draft_sampling: str,
+        draft_sampling: str | None,
         tree_widths: Sequence[int] | None,
     ) -> None:
         assert services.decoder is not None and services.kv_cache is not None
