@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"core", "ops", "models"},
     "drafters": set(),
     "serve": {"llm", "core", "lab", "spec"},
+    "prove": {"llm", "core", "ops", "models", "verify", "spec"},
     "bench": {"llm", "core", "lab", "spec"},
 }
 ANYTHING = {"cli", "__init__", "__main__"}

@@ -15,6 +15,7 @@ VERBS = {
     "demo": "plain decoding beside speculation, live, on prompts of different kinds",
     "generate": "complete a prompt",
     "chat": "talk to the model in the terminal",
+    "verify": "prove that speculation changes nothing but the speed, on this machine with this model",
     "models": "the models that are known by name, and which are on this disk",
     "doctor": "what this machine has, which kernels run, and what a pass of 1 to 64 rows costs",
 }

@@ -4,32 +4,21 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
-from enumeration import Rule, ToyDrafter, ToyTarget, World, largest_difference, toy_request
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
+from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
-from paceline.core.tree import DraftTree
 from paceline.errors import RequestFailedError
-from paceline.ops.random import Purpose
-from paceline.ops.sampling import NodeRow, target_probs
+from paceline.prove.enumeration import Rule, World, largest_difference, tokens_of_rows, toy_logits
+from paceline.prove.toy_drafter import ToyDrafter
 from paceline.verify.block import block_walk
-from paceline.verify.dice import Dice
 from paceline.verify.multi_step import multi_step_walk, rejection_walk
 from paceline.verify.sample_match import sample_match_walk
 from paceline.verify.spechub import spechub_walk
 
 EXACT = 1e-12
 COMMON: Any = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow], "derandomize": True}
-
-
-def draw_tokens(rows: Sequence[NodeRow], logits: Tensor, dice: Dice) -> list[Any]:
-    """R1's answer: the target's own token, every possible one in turn."""
-    return [
-        p if isinstance(p, RequestFailedError) else dice.choose(p, Purpose.SAMPLE) for p in target_probs(rows, logits)
-    ]
 
 
 @st.composite
@@ -55,11 +44,9 @@ def options(draw: st.DrawFn, vocab: int) -> SamplingParams:
 @st.composite
 def worlds(draw: st.DrawFn, vocab: int = 3) -> World:
     bad_words = draw(st.sampled_from([(), ((1, 0),), ((0,),), ((2, 2), (1, 1, 0))]))
-    if bad_words == ((0,),):
-        request = toy_request(SamplingParams(), bad_words_token_ids=bad_words)
-    else:
-        request = toy_request(draw(options(vocab)), bad_words_token_ids=bad_words)
-    return World(ToyTarget(vocab, draw(st.integers(0, 10**6))), request)
+    params = SamplingParams() if bad_words == ((0,),) else draw(options(vocab))
+    request = Request("toy", [0, 1], params, max_tokens=64, seed=0, bad_words_token_ids=bad_words)
+    return World(toy_logits(vocab, draw(st.integers(0, 10**6))), request)
 
 
 def check_exact(world: World, rule: Rule, drafter: Any, length: int, **kwargs: Any) -> None:
@@ -78,7 +65,7 @@ SEEDS = st.integers(0, 10**6)
 @given(worlds(), SEEDS, st.sampled_from([(), (1,), (2,), (1, 1), (2, 1), (1, 2), (3, 1)]))
 def test_sample_match_on_fixed_trees(world: World, seed: int, shape: Sequence[int]) -> None:
     drafter = ToyDrafter(3, seed, shape, kind="fixed")
-    check_exact(world, lambda tree, dice: sample_match_walk(tree), drafter, len(shape) + 1, answer=draw_tokens)
+    check_exact(world, lambda tree, dice: sample_match_walk(tree), drafter, len(shape) + 1, answer=tokens_of_rows)
 
 
 @settings(max_examples=15, **COMMON)
@@ -87,7 +74,7 @@ def test_sample_match_on_fixed_trees(world: World, seed: int, shape: Sequence[in
 )
 def test_sample_match_on_sampled_trees(world: World, seed: int, shape: Sequence[int], kind: str) -> None:
     drafter = ToyDrafter(3, seed, shape, kind=kind)
-    check_exact(world, lambda tree, dice: sample_match_walk(tree), drafter, len(shape) + 1, answer=draw_tokens)
+    check_exact(world, lambda tree, dice: sample_match_walk(tree), drafter, len(shape) + 1, answer=tokens_of_rows)
 
 
 @settings(max_examples=40, **COMMON)
@@ -113,7 +100,7 @@ def test_block(world: World, seed: int, length: int, kind: str) -> None:
 def test_multi_step_with_the_rows_drawn_from(
     world: World, seed: int, shape: Sequence[int], kind: str, members: int
 ) -> None:
-    drafter = ToyDrafter(3, seed, shape, kind=kind, members=members)
+    drafter = ToyDrafter(3, seed, shape, kind=kind, num_members=members)
     check_exact(world, multi_step_walk, drafter, len(shape) + 1)
 
 
@@ -124,35 +111,11 @@ def test_multi_step_without_replacement(
 ) -> None:
     """replacement=False is right whether siblings share the full row or already carry the conditional ones."""
     kind = "no_replacement" if conditional else "shared_rows"
-    drafter = ToyDrafter(3, seed, shape, kind=kind, members=members)
+    drafter = ToyDrafter(3, seed, shape, kind=kind, num_members=members)
     check_exact(world, partial(multi_step_walk, replacement=False), drafter, len(shape) + 1)
 
 
 @settings(max_examples=30, **COMMON)
-@given(worlds(vocab=4), SEEDS, st.integers(1, 2))
-def test_spechub(world: World, seed: int, depth: int) -> None:
-    check_exact(world, spechub_walk, HubDrafter(4, seed, (2,) * depth), 2 if depth == 2 else 3)
-
-
-class HubDrafter(ToyDrafter):
-    """Pairs around the likeliest token, as SpecHub draws them; only the first child has children of its own."""
-
-    def __call__(self, dice: Dice) -> DraftTree:
-        tokens: list[int] = []
-        parents: list[int] = []
-        rows: list[Tensor] = []
-        node, path = -1, []
-        for depth in range(len(self.shape)):
-            q = self.q(path, 0)
-            hub = int(q.argmax())
-            others = q.clone()
-            others[hub] = 0.0
-            first = dice.choose(q, Purpose.DRAFT, depth)
-            pair = [first, hub] if first != hub else [hub]
-            if first == hub and float(others.sum()) > 0.0:
-                pair.append(dice.choose(others, Purpose.DRAFT, 100 + depth))
-            tokens += pair
-            parents += [node] * len(pair)
-            rows += [q] * len(pair)
-            node, path = len(tokens) - len(pair), [*path, first]
-        return DraftTree(tokens, parents, torch.stack(rows))
+@given(worlds(vocab=4), SEEDS)
+def test_spechub(world: World, seed: int) -> None:
+    check_exact(world, spechub_walk, ToyDrafter(4, seed, (2,), kind="hub_pairs"), 2)

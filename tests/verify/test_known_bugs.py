@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from enumeration import Rule, ToyDrafter, ToyTarget, World, total_variation, toy_request
-from test_exactness import draw_tokens
 from torch import Tensor
 
+from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.ops import sampling, sampling_edits
 from paceline.ops.random import Purpose
 from paceline.ops.sampling import NodeRow, target_probs
 from paceline.ops.sampling_types import Probs
+from paceline.prove.enumeration import Draft, Rule, World, tokens_of_rows, total_variation, toy_logits
+from paceline.prove.toy_drafter import ToyDrafter
 from paceline.verify import block, multi_step
 from paceline.verify.block import block_walk
 from paceline.verify.dice import Dice, accepts
@@ -33,11 +34,11 @@ EXACT = 1e-12
 VISIBLE = 1e-3
 SEEDS = range(4)
 VOCAB = 3
-Draft = Callable[[Dice], DraftTree]
 
 
 def world_of(seed: int, **params: Any) -> World:
-    return World(ToyTarget(VOCAB, seed), toy_request(SamplingParams(max_tokens=64, **params)))
+    request = Request("toy", [0, 1], SamplingParams(max_tokens=64, **params), max_tokens=64, seed=0)
+    return World(toy_logits(VOCAB, seed), request)
 
 
 def worst_error(
@@ -71,7 +72,7 @@ def test_1_greedy_draft_with_a_soft_q() -> None:
         def draft(dice: Dice) -> DraftTree:
             tree = honest(dice)
             paths = [[tree.token_ids[i] for i in tree.ancestors(node)][:-1] for node in range(len(tree))]
-            return replace(tree, draft_probs=torch.stack([honest.q(path, 0) for path in paths]))
+            return replace(tree, draft_probs=torch.tensor(np.stack([honest.q(path, 0) for path in paths])))
 
         return draft
 
@@ -84,8 +85,8 @@ def test_2_q_reported_raw_but_sampled_processed() -> None:
     class Sharpened(ToyDrafter):
         report_raw: bool = False
 
-        def q(self, context: Sequence[int], member: int) -> Tensor:
-            sharp = ToyDrafter.q(self, context, member) ** 2
+        def q(self, path: Sequence[int], member: int) -> Probs:
+            sharp = ToyDrafter.q(self, path, member) ** 2
             return sharp / sharp.sum()
 
         def __call__(self, dice: Dice) -> DraftTree:
@@ -93,7 +94,7 @@ def test_2_q_reported_raw_but_sampled_processed() -> None:
             if not self.report_raw:
                 return tree
             paths = [[tree.token_ids[i] for i in tree.ancestors(node)][:-1] for node in range(len(tree))]
-            raw = torch.stack([ToyDrafter.q(self, path, 0) for path in paths])
+            raw = torch.tensor(np.stack([ToyDrafter.q(self, path, 0) for path in paths]))
             return replace(tree, draft_probs=raw)
 
     assert worst_error(rejection_walk, lambda seed: Sharpened(VOCAB, seed, (1, 1))) < EXACT
@@ -119,12 +120,12 @@ def test_3_a_match_that_accepts_everything_or_is_off_by_one() -> None:
         (token,) = yield (accepted[-1],)
         return Path(accepted, token)
 
-    assert worst_error(match, drafter("fixed"), answer=draw_tokens) < EXACT
-    assert worst_error(accepts_everything, drafter("fixed"), answer=draw_tokens) > VISIBLE
-    assert worst_error(one_too_many, drafter("fixed"), answer=draw_tokens) > VISIBLE
+    assert worst_error(match, drafter("fixed"), answer=tokens_of_rows) < EXACT
+    assert worst_error(accepts_everything, drafter("fixed"), answer=tokens_of_rows) > VISIBLE
+    assert worst_error(one_too_many, drafter("fixed"), answer=tokens_of_rows) > VISIBLE
 
 
-@pytest.mark.parametrize(("rule", "rows"), [(match, draw_tokens), (rejection_walk, None), (block_walk, None)])
+@pytest.mark.parametrize(("rule", "rows"), [(match, tokens_of_rows), (rejection_walk, None), (block_walk, None)])
 def test_4_bonus_drawn_at_temperature_1(rule: Rule, rows: Any) -> None:
     def broken(nodes: Sequence[NodeRow], logits: Tensor, dice: Dice) -> list[Any]:
         warm = [
@@ -133,7 +134,7 @@ def test_4_bonus_drawn_at_temperature_1(rule: Rule, rows: Any) -> None:
             else row
             for row in nodes
         ]
-        return draw_tokens(warm, logits, dice) if rows else target_probs(warm, logits)
+        return tokens_of_rows(warm, logits, dice) if rows else target_probs(warm, logits)
 
     kind = "fixed" if rows else "replacement"
     assert worst_error(rule, drafter(kind), answer=rows, temperature=0.5) < EXACT
@@ -162,8 +163,8 @@ def test_6_independent_samples_per_path_and_the_best_path_kept() -> None:
                 best = Path(path, token)
         return best
 
-    assert worst_error(match, drafter("fixed", (2,)), length=2, answer=draw_tokens) < EXACT
-    assert worst_error(broken, drafter("fixed", (2,)), length=2, answer=draw_tokens) > VISIBLE
+    assert worst_error(match, drafter("fixed", (2,)), length=2, answer=tokens_of_rows) < EXACT
+    assert worst_error(broken, drafter("fixed", (2,)), length=2, answer=tokens_of_rows) > VISIBLE
 
 
 def test_8_block_verification_with_token_criteria(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,11 +219,11 @@ def test_11_penalties_that_do_not_count_draft_ancestors_once_each(
     mistake: Callable[[NodeRow], NodeRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"frequency_penalty": 1.5, "presence_penalty": 0.5, "repetition_penalty": 1.3}
-    assert worst_error(match, drafter("fixed"), answer=draw_tokens, **options) < EXACT
+    assert worst_error(match, drafter("fixed"), answer=tokens_of_rows, **options) < EXACT
     assert worst_error(rejection_walk, drafter(), **options) < EXACT
     edit = sampling_edits.edit_logits
     monkeypatch.setattr(sampling, "edit_logits", lambda row, logits: edit(mistake(row), logits))
-    assert worst_error(match, drafter("fixed"), answer=draw_tokens, **options) > VISIBLE
+    assert worst_error(match, drafter("fixed"), answer=tokens_of_rows, **options) > VISIBLE
     assert worst_error(rejection_walk, drafter(), **options) > VISIBLE
 
 
@@ -244,9 +245,9 @@ def test_20_an_option_relaxed_on_draft_nodes(option: dict[str, Any]) -> None:
             replace(row, request=replace(row.request, sampling_params=SamplingParams())) if row.draft_ids else row
             for row in rows
         ]
-        return draw_tokens(free, logits, dice)
+        return tokens_of_rows(free, logits, dice)
 
-    assert worst_error(match, drafter("fixed"), answer=draw_tokens, **option) < EXACT
+    assert worst_error(match, drafter("fixed"), answer=tokens_of_rows, **option) < EXACT
     assert worst_error(match, drafter("fixed"), answer=relaxed, **option) > VISIBLE
 
 
