@@ -161,7 +161,7 @@ def test_attention(head_dim: int, group: int, window: int, dtype: str) -> None:
     rows = [order[:length].tolist() for length in lengths]
     query = randn(len(rows), group * kv_heads, head_dim, seed=3)
     out = torch.full_like(query, torch.nan)
-    slots = torch.tensor(sum(rows, []), dtype=torch.int32)
+    slots = torch.cat([order[:length] for length in lengths]).int()
     cu_slots = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
     pointers = [t.data_ptr() for t in (query, kv_layer, slots, cu_slots, tails)]
     sizes = (len(rows), num_slots, group * kv_heads, kv_heads, head_dim, FORMATS[dtype], window)

@@ -11,8 +11,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from paceline.ops.native.build import library_path
-
 LIBRARY_VARIABLE = "PACELINE_NATIVE_LIBRARY"  # another build of the library, for example with sanitizers
 
 # Panel formats that float weights may be asked for
@@ -91,6 +89,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 @cache
 def load() -> tuple[ctypes.CDLL | None, str | None]:
     """(library, None), or (None, why there is none)."""
+    from paceline.ops.native.build import library_path  # here, so that `python -m ...build` finds itself unloaded
+
     path = Path(os.environ.get(LIBRARY_VARIABLE) or library_path())
     if not path.exists():
         return None, (
