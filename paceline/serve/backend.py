@@ -1,7 +1,7 @@
 """The seam between the server and the engine: what the server asks for. `engine_backend.py` asks it of `AsyncLLM`.
 
 The server never looks inside the engine. It sends prompts, reads states, and is told after every pass what became of
-the drafts (`StepRecord`): the page's tree, the colour of a token and the time model all come from that one report.
+the drafts (`StepRecord`): the page's tree, a prediction's counts and the time model all come from that one report.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -75,6 +75,8 @@ class Backend(Protocol):
     def generate(
         self, token_ids: Sequence[int], params: SamplingParams, request_id: str
     ) -> AsyncIterator[RequestOutput]: ...
+
+    def method_of(self, params: SamplingParams) -> str: ...  # who drafts for a request with these options
 
     def load(self) -> Load: ...
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from paceline.core.outputs import CompletionOutput, TokenLogprobs
 from paceline.serve.backend import ServerTokenizer
-from paceline.serve.recorder import Provenance
 
+DRAFT = "draft"  # the engine's word for a node of a tree that has one drafter
 CONTEXT = 6  # tokens kept before the new one: a byte-level token may finish a character that began before it
 
 
 @dataclass(frozen=True, slots=True)
 class TokenPiece:
-    """One token for the playground: its share of the text, and who drafted it."""
+    """One token for the playground: its share of the text, and where it came from (CompletionOutput.token_sources)."""
 
     id: int
     text: str
@@ -37,15 +37,15 @@ class Delta:
 
 
 class Cursor:
-    """How much of one choice was already sent."""
+    """How much of one choice was already sent. `method`, where sources are wanted: who drafts for this choice."""
 
-    def __init__(self, index: int, tokenizer: ServerTokenizer, provenance: Provenance | None = None) -> None:
+    def __init__(self, index: int, tokenizer: ServerTokenizer, method: str | None = None) -> None:
         self.num_tokens = 0
         self._index = index
         self._first = True
         self._num_chars = 0
         self._tokenizer = tokenizer
-        self._provenance = provenance
+        self._method = method
         self._window: list[int] = []  # [_shown, end) has not become text yet
         self._shown = 0
 
@@ -53,7 +53,7 @@ class Cursor:
         """The delta up to `state`, or None where there is nothing to tell."""
         new_token_ids = state.token_ids[self.num_tokens :]
         text = state.text[self._num_chars :]
-        pieces = None if self._provenance is None else self._pieces(new_token_ids, self._provenance)
+        pieces = None if self._method is None else self._pieces(new_token_ids, state.token_sources, self._method)
         tells_tokens = state.logprobs is not None or pieces is not None
         if not text and not (new_token_ids and tells_tokens) and state.finish_reason is None:
             return None
@@ -67,9 +67,12 @@ class Cursor:
         self._num_chars = len(state.text)
         return delta
 
-    def _pieces(self, token_ids: Sequence[int], provenance: Provenance) -> list[TokenPiece]:
-        sources = provenance.sources[self.num_tokens : self.num_tokens + len(token_ids)]
-        return [TokenPiece(t, self._piece(t), source) for t, source in zip(token_ids, sources, strict=False)]
+    def _pieces(self, token_ids: Sequence[int], sources: Sequence[str], method: str) -> list[TokenPiece]:
+        new_sources = sources[self.num_tokens : self.num_tokens + len(token_ids)]
+        return [
+            TokenPiece(token, self._piece(token), method if source == DRAFT else source)
+            for token, source in zip(token_ids, new_sources, strict=True)
+        ]
 
     def _piece(self, token_id: int) -> str:
         """The text that a token completes: empty while a character is half done."""

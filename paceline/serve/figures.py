@@ -15,8 +15,8 @@ def usage(call: Call, cursors: Sequence[Cursor]) -> dict[str, Any]:
     """OpenAI's token counts. Of a prediction: draft tokens of it that were accepted, and verified in vain."""
     num_prompt = sum(len(prompt) for prompt in call.prompts)
     num_completion = sum(cursor.num_tokens for cursor in cursors)
-    accepted = sum(p.accepted.get(PREDICTION, 0) for p in call.provenance.values())
-    drafted = sum(p.drafted.get(PREDICTION, 0) for p in call.provenance.values())
+    accepted = sum(counts.accepted.get(PREDICTION, 0) for counts in call.member_counts)
+    drafted = sum(counts.drafted.get(PREDICTION, 0) for counts in call.member_counts)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_completion,

@@ -37,8 +37,7 @@ def live(service: Service) -> dict[str, Any]:
 def draw(record: PassRecord, tokenizer: ServerTokenizer) -> dict[str, Any]:
     """A verified tree as the page draws it; nodes past the limit are left out, parents always come first."""
     tree = record.draft.first(MAX_DRAWN_NODES)
-    accepted = set(record.accepted)
-    num_accepted = min(len(record.accepted), len(record.new_token_ids))
+    accepted = record.accepted[: len(record.new_token_ids)]  # a stop may have cut the path short
     return {
         "request_id": record.request_id,
         "method": record.method,
@@ -52,5 +51,5 @@ def draw(record: PassRecord, tokenizer: ServerTokenizer) -> dict[str, Any]:
             }
             for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True))
         ],
-        "then": [tokenizer.token_text(token) for token in record.new_token_ids[num_accepted:]],
+        "then": [tokenizer.token_text(token) for token in record.new_token_ids[len(accepted) :]],
     }

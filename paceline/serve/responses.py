@@ -6,7 +6,7 @@ from pydantic import BaseModel
 
 
 class TokenSource(BaseModel):
-    """`source`: a drafter's name, "correction", "bonus", or "target" where nothing was drafted."""
+    """`source`: a drafter's name, "recovered" (the draft was wrong), "bonus", or "target" (no draft)."""
 
     id: int
     text: str

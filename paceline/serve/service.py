@@ -18,7 +18,7 @@ from paceline.serve.gate import Gate
 from paceline.serve.logs import log
 from paceline.serve.metrics import Metrics
 from paceline.serve.params import prompt_token_ids, sampling_params
-from paceline.serve.recorder import Provenance, Recorder
+from paceline.serve.recorder import MemberCounts, Recorder
 from paceline.serve.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
 
 
@@ -33,7 +33,7 @@ class Call:
     params: SamplingParams
     created: int = field(default_factory=lambda: int(time.time()))
     arrival_s: float = field(default_factory=time.perf_counter)
-    provenance: dict[int, Provenance] = field(default_factory=dict)  # by choice
+    member_counts: list[MemberCounts] = field(default_factory=list)  # one per choice, where a prediction was given
     prompt_logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)  # by prompt, where asked for
     metrics: dict[int, RequestMetrics] = field(default_factory=dict)  # by prompt, once it is finished
 
@@ -119,12 +119,9 @@ class Service:
         return call
 
     def cursors(self, call: Call) -> list[Cursor]:
-        """One per choice; they carry provenance where the client asked for it."""
-        wanted = call.body.return_token_sources
-        return [
-            Cursor(i, self.backend.tokenizer, call.provenance.get(i) if wanted else None)
-            for i in range(call.num_choices)
-        ]
+        """One per choice."""
+        method = self.backend.method_of(call.params) if call.body.return_token_sources else None
+        return [Cursor(i, self.backend.tokenizer, method) for i in range(call.num_choices)]
 
     async def states(self, call: Call) -> AsyncIterator[tuple[int, RequestOutput]]:
         """(prompt, its newest state) until all are finished. Closing the iterator aborts what still runs."""
@@ -140,10 +137,10 @@ class Service:
                     self.recorder.forget(request_id)
 
     def _follow(self, call: Call) -> None:
-        if not (call.body.return_token_sources or call.body.prediction):
+        if call.body.prediction is None:
             return
         ids = [request_id for prompt in range(len(call.prompts)) for request_id in call.sequence_ids(prompt)]
-        call.provenance = {i: self.recorder.follow(request_id) for i, request_id in enumerate(ids)}
+        call.member_counts = [self.recorder.follow(request_id) for request_id in ids]
 
     async def _one(self, call: Call, prompt: int) -> AsyncIterator[tuple[int, RequestOutput]]:
         """The states of one prompt, its latencies observed on the way."""

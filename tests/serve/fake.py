@@ -57,6 +57,9 @@ class FakeBackend:
         self.dead = False
         self._observers: list[StepObserver] = []
 
+    def method_of(self, params: SamplingParams) -> str:
+        return _method(params)
+
     def load(self) -> Load:
         return Load(len(self.running), 0, len(self.running) / 100)
 
@@ -99,6 +102,7 @@ class FakeBackend:
             assert params.max_tokens is not None
             texts = [expected_text(token_ids, params.seed, i, params.max_tokens) for i in range(params.n)]
             num_steps, done = 0, 0
+            sources: list[str] = []
             while done < params.max_tokens and not finished:
                 await asyncio.sleep(self.step_s)
                 if "FAIL" in prompt_text and done >= 3:
@@ -108,9 +112,9 @@ class FakeBackend:
                 before, num_steps = done, num_steps + 1
                 done = min(params.max_tokens, done + (self.DRAFT + 1 if method != "none" else 1))
                 self._report(request_id, params, texts, before, done, method)
-                outputs = [
-                    _completion(i, text[:done], params, done == params.max_tokens) for i, text in enumerate(texts)
-                ]
+                sources += [*["draft"] * (done - before - 1), "recovered"] if method != "none" else ["target"]
+                full = done == params.max_tokens
+                outputs = [_completion(i, text[:done], params, full, sources) for i, text in enumerate(texts)]
                 finished = all(output.finish_reason for output in outputs)
                 metrics = _metrics(token_ids, outputs, num_steps, method) if finished else None
                 prompt_logprobs = None
@@ -147,7 +151,7 @@ def _method(params: SamplingParams) -> str:
     return "prediction" if "prediction" in given else "ngram"
 
 
-def _completion(index: int, text: str, params: SamplingParams, full: bool) -> CompletionOutput:
+def _completion(index: int, text: str, params: SamplingParams, full: bool, sources: Sequence[str]) -> CompletionOutput:
     stops = [(text.find(stop), stop) for stop in params.stop_strings if stop in text]
     token_ids = list(text.encode())
     logprobs = None
@@ -160,7 +164,7 @@ def _completion(index: int, text: str, params: SamplingParams, full: bool) -> Co
     if params.logprobs is not None:
         top = range(params.logprobs)
         logprobs = [TokenLogprobs(t, -0.5, 1, {(t + k) % 256: -0.5 - k for k in top}) for t in token_ids]
-    return CompletionOutput(index, text, token_ids, finish, reason, logprobs)
+    return CompletionOutput(index, text, token_ids, finish, reason, logprobs, list(sources[: len(token_ids)]))
 
 
 def _metrics(prompt: Sequence[int], outputs: Sequence[CompletionOutput], num_steps: int, method: str) -> RequestMetrics:

@@ -33,7 +33,7 @@ def test_an_answer_streams_in_coloured_by_source(page: tuple[browser.Browser, Ru
     assert first < 90, "tokens come as they are made, not all at the end"
     chromium.wait_for(FINISHED)
     sources = chromium.run(f"return {SOURCES}")
-    assert sources == ["ngram", "ngram", "correction"] * 30
+    assert sources == ["ngram", "ngram", "recovered"] * 30
     colours = chromium.run(
         "return [...document.querySelectorAll('#answer .t')].slice(0, 3).map(t => getComputedStyle(t).backgroundColor)"
     )

@@ -177,7 +177,7 @@ def test_token_sources_name_the_drafter_of_every_token(http: httpx.Client) -> No
     text = fake.expected_text(CHAT_PROMPT, 1, 0, 10)
     pieces = chat(http, return_token_sources=True)["choices"][0]["token_sources"]
     assert "".join(piece["text"] for piece in pieces) == text
-    assert [piece["source"] for piece in pieces] == ["ngram", "ngram", "correction"] * 3 + ["correction"]
+    assert [piece["source"] for piece in pieces] == ["ngram", "ngram", "recovered"] * 3 + ["recovered"]
     streamed = [
         piece
         for event in events(

@@ -28,10 +28,10 @@ function tiles(now, speed) {
     ["running", `${now.num_running}`, `running of ${now.max_running}`],
     ["waiting", `${now.num_waiting}`, "waiting"],
     ["kv", percent(now.kv_usage), "KV cache in use"],
-    ["ttft", milliseconds(now.ttft_s.p50), "first token, median ≤"],
-    ["gap", milliseconds(now.inter_token_s.p50), "between tokens, median ≤"],
+    ["ttft", milliseconds(now.ttft_s.p50), "to first token, p50"],
+    ["gap", milliseconds(now.inter_token_s.p50), "between tokens, p50"],
     ["total", `${now.generation_tokens}`, "tokens generated"],
-    ["saved", `${saved.toFixed(1)} s`, "saved by speculation (estimate)"],
+    ["saved", `${saved.toFixed(1)} s`, "saved (estimate)"],
   ];
   $("tiles").replaceChildren(...rows.map(([name, value, label]) => {
     const tile = element("div", undefined, "tile");

@@ -2,7 +2,7 @@
 // Streams an answer and colours every token by who drafted it.
 
 const WORDS = {
-  target: "no draft", correction: "correction: the draft was wrong here", bonus: "bonus: the whole draft held, one more for free",
+  target: "no draft", recovered: "correction: the draft was wrong here", bonus: "bonus: the whole draft held, one more for free",
 };
 let running = null;
 

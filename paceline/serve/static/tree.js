@@ -1,7 +1,7 @@
 "use strict";
 // The colour of a source, and the picture of a draft tree: depth to the right, siblings below one another.
 
-const FIXED_COLOURS = { correction: "var(--correction)", bonus: "var(--bonus)", target: "transparent" };
+const FIXED_COLOURS = { recovered: "var(--correction)", bonus: "var(--bonus)", target: "transparent" };
 const NUM_COLOURS = 6;
 const memberColours = new Map(); // in order of appearance, so that a drafter keeps its colour
 
@@ -44,7 +44,7 @@ function drawTree(holder, tree) {
   const leaf = !tree.nodes.some((node) => node.parent === lastAccepted);
   tree.then.forEach((text, k) => nodes.push({
     text, accepted: true, parent: k ? nodes.length - 1 : lastAccepted,
-    members: [leaf && lastAccepted >= 0 ? "bonus" : "correction"],
+    members: [leaf && lastAccepted >= 0 ? "bonus" : "recovered"],
   }));
   const { places, numRows } = layOut(nodes);
   const depth = Math.max(...places.map((p) => p.depth)) + 1;
