@@ -16,6 +16,11 @@ VERBS = {
     "generate": "complete a prompt",
     "chat": "talk to the model in the terminal",
     "verify": "prove that speculation changes nothing but the speed, on this machine with this model",
+    "verify": "prove on a model that speculation does not change its output",
+    "bench": "measure: methods, lengths, temperatures, loads; report and recommend",
+    "lab": "the economics of speculation: expected tokens, speedup, cost",
+    "serve": "an OpenAI-compatible server",
+    "tune": "search settings that need measuring, such as the layers that self-speculation skips",
     "models": "the models that are known by name, and which are on this disk",
     "doctor": "what this machine has, which kernels run, and what a pass of 1 to 64 rows costs",
 }
