@@ -22,7 +22,7 @@ from paceline.core.request import Request, RequestStatus
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.spec.controller_cost import PassCostModel, calibrate
-from paceline.spec.controller_select import Selection, path_chances, select
+from paceline.spec.controller_select import Selection, path_chances, select, shifted
 from paceline.spec.proposer import Budget, StepContext
 from paceline.spec.reliability import walk
 from paceline.spec.services import Services
@@ -37,9 +37,10 @@ LONGEST_SLEEP = 16  # steps
 BIAS_RATE, BIAS_DECAY, MAX_BIAS = 0.3, 0.995, 4.0
 VALUE_RATE = 0.2  # how quickly a request's worth follows its last drafts
 TYPICAL_RATE = 0.05  # and how quickly the worth of a new request follows that of all others
-MAX_VALUE = 8.0  # times the cost of asking: however good the past was, sleep is a few useless drafts away
+MAX_VALUE = 4.0  # times the cost of asking: however good the past was, sleep is a few useless drafts away
 TRY_EVERY = 32  # steps between two passes with drafts that should not pay, to see whether the curve still holds
-TRUST_MEMORY = 0.99
+TRUST_MEMORY, TRUST_PRIOR = 0.99, 5.0  # per step; and accepted tokens that full trust counts for
+LEAST_ROOM, FIRST_ROOM = 4, 8  # nodes asked for
 
 
 @dataclass(slots=True)
@@ -51,6 +52,16 @@ class RequestRecord:
     tree: DraftTree = EMPTY_TREE  # what the drafters proposed last, before pruning
     num_slept: int = 0  # steps since it was last asked
     sleep: int = 0  # steps to sleep; 0: awake
+    room: int = FIRST_ROOM  # nodes to ask for: follows what was kept, because drafting takes time too
+
+    def budget(self, limit: Budget) -> Budget:
+        return Budget(min(limit.num_nodes, self.room), limit.max_depth)
+
+    def follow(self, num_kept: int) -> None:
+        if 4 * num_kept >= 3 * self.room:
+            self.room *= 2
+        elif 4 * num_kept < self.room:
+            self.room = max(LEAST_ROOM, self.room // 2)
 
 
 class AutoProposer:
@@ -75,7 +86,7 @@ class AutoProposer:
         self._draft_s = 0.0  # per request asked
         self._allowance_s = 0.0
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
-        self._promised, self._kept_promises = 1.0, 1.0  # accepted tokens: expected, and found; both fade
+        self._promised, self._kept_promises = 0.0, 0.0  # accepted tokens: expected, and found; both fade
         self._expected = 0.0  # accepted tokens expected of the pass under way
         self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0, "tried_at_a_loss": 0}
         self._own_s = 0.0
@@ -129,7 +140,7 @@ class AutoProposer:
     @property
     def _trust(self) -> float:
         """Accepted tokens over expected ones, lately."""
-        return self._kept_promises / self._promised
+        return (self._kept_promises + TRUST_PRIOR) / (self._promised + TRUST_PRIOR)
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
@@ -154,8 +165,8 @@ class AutoProposer:
         if tree.confidence is None:
             return
         for node, hit in walk(tree, new_token_ids):
-            (chance,) = path_chances(DraftTree([0], [-1], confidence=[tree.confidence[node]]), record.bias)
-            record.bias = BIAS_DECAY * record.bias + BIAS_RATE * (float(hit) - chance)
+            error = float(hit) - shifted(tree.confidence[node], record.bias)
+            record.bias = BIAS_DECAY * record.bias + BIAS_RATE * error
         record.bias = min(MAX_BIAS, max(-MAX_BIAS, record.bias))
 
     # -- deciding ----------------------------------------------------------------------------------------------------
@@ -181,7 +192,8 @@ class AutoProposer:
             return [], 0.0
         begin_s = self.clock()
         part = StepContext([step.requests[i] for i in asked], step.passes, step.gone, step.logits, step.hidden)
-        trees = self.drafters.propose(part, [budgets[i] for i in asked])
+        records = [self._records[request.request_id] for request in part.requests]
+        trees = self.drafters.propose(part, [r.budget(budgets[i]) for r, i in zip(records, asked, strict=True)])
         spent_s = self.clock() - begin_s
         rate = VALUE_RATE if self._totals["asked"] else 1.0
         self._draft_s += rate * (spent_s / len(asked) - self._draft_s)
@@ -213,6 +225,7 @@ class AutoProposer:
         self._totals["offered_nodes"] += selection.num_nodes
         for i, record, tree, keep, gain in zip(asked, records, drafted, selection.keep, selection.gains, strict=True):
             record.tree = tree
+            record.follow(len(keep))
             # A tree sampled from a distribution of its own must not be pruned by what was drawn.
             trees[i] = tree if tree.draft_probs is not None else tree.select(keep)
             self._judge(record, len(keep), gain, selection, num_requests)

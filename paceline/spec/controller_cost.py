@@ -7,17 +7,17 @@ decides about speculation is the shape: how much more a pass of 9 rows takes tha
 Before the first step the shape comes from a short calibration of the model itself, where one is at hand.
 """
 
+import bisect
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from paceline.core.forward import ForwardBatch
 from paceline.spec.services import Services
 
-KNOTS = np.array([1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024])
+KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 GUESS_PER_ROW = 0.06  # without a calibration: each further row costs this much of the first
 LEVEL_RATE, SHAPE_RATE = 0.2, 0.03
 OUTLIER = 0.3  # one step moves the curve at most as if it were off by this much (in log seconds)
@@ -26,46 +26,69 @@ CALIBRATION_S = 1.0
 
 
 class PassCostModel:
+    """Plain lists, no arrays: it is asked and told once per step, about a handful of numbers."""
+
     def __init__(self, prior: Mapping[int, float] | None = None) -> None:
         """`prior`: rows -> seconds, any scale."""
         if not prior:
-            prior = {1: 1.0, 1025: 1.0 + GUESS_PER_ROW * 1024}
-        rows, seconds = np.array(sorted(prior.items()), dtype=np.float64).T
-        slope = (seconds[-1] - seconds[0]) / (rows[-1] - rows[0]) if len(rows) > 1 else 0.0
-        at_knots = np.interp(KNOTS, rows, seconds) + np.maximum(slope, 0.0) * np.maximum(KNOTS - rows[-1], 0.0)
-        self._log_shape: NDArray[np.float64] = np.log(at_knots)
+            prior = {1: 1.0, 2: 1.0 + GUESS_PER_ROW}
+        self._log_shape = [math.log(_interpolate(sorted(prior.items()), knot)) for knot in KNOTS]
         self._level = 0.0
-        self._curve = at_knots  # exp(level + shape), never falling
+        self._curve: list[float] = []  # seconds at the knots, never falling
         self.num_observed = 0
-
-    def seconds(self, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-        interpolated: NDArray[np.float64] = np.interp(rows, KNOTS, self._curve)
-        return interpolated
+        self._draw()
 
     def at(self, rows: int) -> float:
-        return float(np.interp(rows, KNOTS, self._curve))
+        return next(self.from_rows(rows))
+
+    def from_rows(self, rows: int) -> Iterator[float]:
+        """The cost of `rows` rows, of one more, and so on without end."""
+        right = min(max(1, bisect.bisect_left(KNOTS, rows)), len(KNOTS) - 1)
+        while True:
+            left_rows, right_rows = KNOTS[right - 1], KNOTS[right]
+            left_s, right_s = self._curve[right - 1], self._curve[right]
+            slope = (right_s - left_s) / (right_rows - left_rows)
+            last = right == len(KNOTS) - 1
+            while last or rows <= right_rows:
+                yield left_s + slope * (rows - left_rows)
+                rows += 1
+            right += 1
 
     def observe(self, rows: int, seconds: float) -> None:
         self.num_observed += 1
-        error = float(np.log(seconds / self.at(rows)))
+        error = math.log(seconds / self.at(rows))
         if self.num_observed == 1:
             self._level += error  # the prior's scale says nothing
         else:
             error = min(OUTLIER, max(-OUTLIER, error))
             self._level += LEVEL_RATE * error
             self._bend(rows, SHAPE_RATE * error)
-        self._curve = np.maximum.accumulate(np.exp(self._level + self._log_shape))
+        self._draw()
 
     def _bend(self, rows: int, amount: float) -> None:
-        right = min(int(np.searchsorted(KNOTS, rows)), len(KNOTS) - 1)
-        left = max(0, right - 1)
-        gap = KNOTS[right] - KNOTS[left]
-        share = min(1.0, (rows - KNOTS[left]) / gap) if gap else 1.0
-        self._log_shape[left] += (1.0 - share) * amount
+        right = min(max(1, bisect.bisect_left(KNOTS, rows)), len(KNOTS) - 1)
+        share = min(1.0, (rows - KNOTS[right - 1]) / (KNOTS[right] - KNOTS[right - 1]))
+        self._log_shape[right - 1] += (1.0 - share) * amount
         self._log_shape[right] += share * amount
+
+    def _draw(self) -> None:
+        highest = 0.0
+        self._curve = [highest := max(highest, math.exp(self._level + height)) for height in self._log_shape]
 
     def table(self, rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)) -> dict[int, float]:
         return {count: self.at(count) for count in rows}
+
+
+def _interpolate(points: list[tuple[int, float]], rows: int) -> float:
+    """Straight lines between the points; beyond the last one the slope from the first to the last."""
+    (first_rows, first_s), (last_rows, last_s) = points[0], points[-1]
+    if rows <= first_rows or len(points) == 1:
+        return first_s
+    if rows >= last_rows:
+        return last_s + max(0.0, last_s - first_s) / (last_rows - first_rows) * (rows - last_rows)
+    right = bisect.bisect_left([count for count, _ in points], rows)
+    (left_rows, left_s), (right_rows, right_s) = points[right - 1], points[right]
+    return left_s + (right_s - left_s) * (rows - left_rows) / (right_rows - left_rows)
 
 
 def calibrate(services: Services) -> dict[int, float]:

@@ -5,17 +5,17 @@ parent never ranks below its child, so any first n of them are trees), and n is 
 
     (requests + the n largest chances) / T(requests + n)         T: the learned cost of a pass of that many rows
 
-n = 0 is plain decoding. One sort and one maximum decide for the batch.
+n = 0 is plain decoding. One sort and one walk decide for the batch.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from paceline.core.tree import DraftTree
 from paceline.spec.controller_cost import PassCostModel
+
+LEAST_CHANCE = 0.01  # below it a node is not even considered
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,19 @@ class Selection:
     loss_s: float  # where nothing pays: what the best non-empty choice would lose; 0.0 otherwise
 
 
+def shifted(confidence: float, bias: float) -> float:
+    """A probability whose log odds are moved by `bias`."""
+    odds_factor = math.exp(bias)
+    return odds_factor * confidence / (1.0 - confidence + odds_factor * confidence)
+
+
 def path_chances(tree: DraftTree, bias: float) -> list[float]:
     """The chance that each node is accepted with all its ancestors; `bias` shifts the drafter's own odds."""
     assert tree.confidence is not None
-    odds_factor = float(np.exp(bias))
+    odds_factor = math.exp(bias)
     chances: list[float] = []
     for parent, confidence in zip(tree.parents, tree.confidence, strict=True):
-        own = odds_factor * confidence / (1.0 - confidence + odds_factor * confidence) if confidence < 1.0 else 1.0
+        own = odds_factor * confidence / (1.0 - confidence + odds_factor * confidence)
         chances.append(own if parent < 0 else own * chances[parent])
     return chances
 
@@ -47,40 +53,32 @@ def select(
     margin: float,  # expected speedup below which nothing is drafted
     force: bool = False,  # take the best non-empty choice even where it loses
 ) -> Selection:
-    flat = np.fromiter((chance for tree in chances for chance in tree), dtype=np.float64)
-    order = np.argsort(-flat, kind="stable")
-    gains = np.concatenate([[0.0], np.cumsum(flat[order])])
-    seconds = cost.seconds(num_requests + np.arange(len(gains)))
-    rates: NDArray[np.float64] = (num_requests + gains) / seconds
-    best = int(np.argmax(rates))
-    loss_s = 0.0
-    if rates[best] < margin * rates[0] or best == 0:
-        best = 0
-        if len(gains) > 1:
-            least_bad = 1 + int(np.argmax(rates[1:]))
-            loss_s = float(seconds[least_bad] - (num_requests + gains[least_bad]) / rates[0])
-            best = least_bad if force else 0
-    kept = np.zeros(len(flat), dtype=bool)
-    kept[order[:best]] = True
-    return Selection(
-        *_by_tree(chances, flat, kept),
-        num_nodes=best,
-        plain_s=float(seconds[0]),
-        pass_s=float(seconds[best]),
-        speedup=float(rates[best] / rates[0]),
-        loss_s=max(0.0, loss_s),
+    # (-chance, tree, node): at equal chance a parent stands before its child, because its number is smaller
+    ranked = sorted(
+        (-chance, i, node)
+        for i, tree in enumerate(chances)
+        for node, chance in enumerate(tree)
+        if chance > LEAST_CHANCE
     )
-
-
-def _by_tree(
-    chances: Sequence[Sequence[float]], flat: NDArray[np.float64], kept: NDArray[np.bool_]
-) -> tuple[list[list[int]], list[float]]:
-    keep: list[list[int]] = []
-    gains: list[float] = []
-    begin = 0
-    for tree in chances:
-        end = begin + len(tree)
-        keep.append(np.flatnonzero(kept[begin:end]).tolist())
-        gains.append(float(flat[begin:end][kept[begin:end]].sum()))
-        begin = end
-    return keep, gains
+    seconds = cost.from_rows(num_requests)
+    plain_s = next(seconds)
+    plain_rate = num_requests / plain_s
+    tokens, best, best_rate, best_s, best_tokens = float(num_requests), 0, 0.0, plain_s, float(num_requests)
+    for count, (negative, _, _) in enumerate(ranked, 1):
+        tokens -= negative
+        pass_s = next(seconds)
+        if tokens / pass_s > best_rate:
+            best, best_rate, best_s, best_tokens = count, tokens / pass_s, pass_s, tokens
+    loss_s = 0.0
+    if best and best_rate < margin * plain_rate:
+        loss_s = max(0.0, best_s - best_tokens / plain_rate)
+        if not force:
+            best, best_s = 0, plain_s
+    keep: list[list[int]] = [[] for _ in chances]
+    gains = [0.0] * len(chances)
+    for negative, i, node in ranked[:best]:
+        keep[i].append(node)
+        gains[i] -= negative
+    for nodes in keep:
+        nodes.sort()
+    return Selection(keep, gains, best, plain_s, best_s, best_rate / plain_rate if best else 1.0, loss_s)

@@ -169,7 +169,7 @@ PROPOSERS: dict[str, Method] = {
     "auto": Method(
         "paceline.spec.controller:AutoProposer",
         "as merge, but each step drafts only what pays by the costs and acceptance measured so far",
-        size(16, 24) | {"members": Option(("prediction", "ngram", "suffix"), _members, "names or configurations")},
+        size(16, 24) | {"members": Option(("prediction", "suffix"), _members, "names or configurations")},
         derive=_share_size,
     ),
     "oracle": Method(

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError
+from paceline.models.aliases import cache_dir
+from paceline.spec.layer_search import load_stored, stored_path
 from paceline.spec.model_drafter import ModelDrafter
 from paceline.spec.proposer import Budget, Needs, StepContext
 from paceline.spec.services import Services
@@ -27,7 +29,9 @@ class LayerSkipProposer:
         tree_widths: Sequence[int] | None,
     ) -> None:
         assert services.decoder is not None and services.kv_cache is not None
-        self.layers = check_layers(draft_layers, services.decoder.config.num_layers)
+        config = services.decoder.config
+        tuned = draft_layers if draft_layers is not None else load_stored(stored_path(cache_dir(), config))
+        self.layers = check_layers(tuned, config.num_layers)
         self._drafter = ModelDrafter(
             services.decoder,
             services.kv_cache,
