@@ -58,10 +58,8 @@ def run(args: argparse.Namespace) -> int:
     seconds = time.perf_counter() - begin_s
     failed = [check for check in checks if not check.passed]
     _print_table(console, checks)
-    verdict = (
-        f"[bold red]{len(failed)} of {len(checks)} checks failed" if failed else f"all {len(checks)} checks passed"
-    )
-    console.print(f"{args.model} ({model.execution}): {verdict}[/] in {seconds:.0f} s")
+    verdict = f"{len(failed)} of {len(checks)} checks FAILED" if failed else f"all {len(checks)} checks passed"
+    console.print(f"{args.model} ({model.execution}): {verdict} in {seconds:.0f} s", markup=False, highlight=False)
     if args.json_file:
         _write_json(args, checks, model.execution, seconds)
     return 1 if failed else 0

@@ -43,7 +43,7 @@ QUICK = Plan(
     num_prompts=3,
     max_tokens=12,
     num_worlds=12,
-    num_samples=300,
+    num_samples=240,
     rules=("sample_match", "rejection"),
 )
 USUAL = Plan(
@@ -95,7 +95,7 @@ def example_config(method: str) -> dict[str, Any]:
 def drafts_for(rule: str) -> dict[str, Any]:
     """Drafts that a rule is made for: the target's first layer draws from its own q; oracle trees for sample_match."""
     if rule == "sample_match":
-        return {"method": "oracle", "shape": (3, 2, 1), "rejection_sample_method": rule}
+        return {"method": "oracle", "shape": (2, 1), "rejection_sample_method": rule}
     config: dict[str, Any] = {"method": "draft_model", "num_draft_layers": 1, "rejection_sample_method": rule}
     config["draft_sampling"] = "sampled"
     return config | ({"tree_widths": [2, 2]} if rule == "multi_step" else {"num_speculative_tokens": 2})

@@ -1,0 +1,182 @@
+"""The proof can fail: every kind of check is shown a broken engine or rule, and the command exits accordingly."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.cli.main import main
+from paceline.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from paceline.errors import InvalidOptionError
+from paceline.prove import plan as plan_module
+from paceline.prove import rules
+from paceline.prove.check import Check
+from paceline.prove.distribution import chi_square, chi_square_tail, excess_total_variation
+from paceline.prove.equality import EngineCase, check_equality
+from paceline.prove.forcing import check_forcing
+from paceline.prove.plan import QUICK, THOROUGH, USUAL, engine_cases, example_config
+from paceline.prove.workload import Workload
+from paceline.spec.config import SpeculativeConfig
+from paceline.verify import multi_step
+
+
+def test_the_rules_pass_and_a_broken_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks = list(rules.check_rules(8))
+    assert {check.case.partition(",")[0] for check in checks} == {
+        "sample_match",
+        "rejection",
+        "multi_step",
+        "block",
+        "spechub",
+    }
+    assert all(check.passed and check.figures["num_worlds"] > 4 for check in checks)
+    monkeypatch.setattr(multi_step, "residual", lambda p, q: p)
+    broken = {check.case: check.passed for check in rules.check_rules(8)}
+    assert not broken["rejection"] and not broken["multi_step"]
+    assert broken["sample_match"] and broken["block"]
+
+
+def output_of(token_ids: list[int]) -> RequestOutput:
+    return RequestOutput("r", None, [1], [CompletionOutput(0, "", token_ids)], finished=True)
+
+
+def workload_of(truth: list[list[int]], batch_invariant: bool = True) -> Workload:
+    import torch
+
+    model: Any = SimpleNamespace(decoder=SimpleNamespace(batch_invariant=batch_invariant, dtype=torch.float32))
+    return Workload(model, [[1, 2]], ["greedy", "T=1"], 3, truth)
+
+
+CASE = EngineCase("oracle", {"method": "oracle"}, 4, 32)
+
+
+def test_equality_sees_one_token_in_the_right_column() -> None:
+    workload = workload_of([[5, 6, 7], [8, 9, 9]])
+    same = list(check_equality(workload, CASE, [output_of([5, 6, 7]), output_of([8, 9, 9])], 1.0))
+    assert [(check.kind, check.passed) for check in same] == [("greedy", True), ("seeded", True)]
+    greedy, seeded = check_equality(workload, CASE, [output_of([5, 6, 7]), output_of([8, 9, 1])], 1.0)
+    assert greedy.passed and not seeded.passed
+    assert seeded.figures["differing"][0]["first_difference"] == 2
+    shorter, _ = check_equality(workload, CASE, [output_of([5, 6]), output_of([8, 9, 9])], 1.0)
+    assert not shorter.passed and shorter.figures["differing"][0]["first_difference"] == 2
+
+
+def test_a_backend_that_rounds_by_batch_is_not_held_to_equality() -> None:
+    workload = workload_of([[5, 6, 7], [8, 9, 9]], batch_invariant=False)
+    greedy, _ = check_equality(workload, CASE, [output_of([5, 6, 1]), output_of([8, 9, 9])], 1.0)
+    assert greedy.passed and "not promised" in greedy.finding
+
+
+@pytest.mark.parametrize(
+    ("gap", "batch_invariant", "passes"),
+    [(0.0, True, True), (1e-6, True, False), (1e-6, False, True), (0.1, False, False)],
+)
+def test_forcing_allows_ties_within_rounding_only(
+    gap: float, batch_invariant: bool, passes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries: list[TokenLogprobs | None] = [None, None, TokenLogprobs(5, -1.0 - gap, 2, {4: -1.0})]
+    answer = RequestOutput("r", None, [], [], finished=True, prompt_logprobs=entries)
+    engine = SimpleNamespace(generate=lambda prompt, params: [answer])
+    monkeypatch.setattr(Workload, "engine", lambda self, **options: engine)
+    outputs = [output_of([5]), output_of([8])]
+    assert check_forcing(workload_of([[5], [8]], batch_invariant), CASE, outputs).passed == passes
+
+
+def test_the_statistics_agree_with_their_textbook_values() -> None:
+    assert chi_square_tail(3.841, 1) == pytest.approx(0.05, abs=1e-4)
+    assert chi_square_tail(18.307, 10) == pytest.approx(0.05, abs=1e-4)
+    assert chi_square_tail(0.0, 0) == 1.0
+    expected = {0: 0.5, 1: 0.3, 2: 0.2}
+    assert chi_square(Counter({0: 50, 1: 30, 2: 20}), expected) == (pytest.approx(0.0), 2)
+    assert chi_square(Counter({0: 60, 1: 20, 2: 20}), expected)[0] == pytest.approx(2 + 100 / 30)
+    assert chi_square(Counter({0: 50, 1: 30, 7: 20}), expected)[0] == math.inf
+    assert chi_square_tail(math.inf, 3) == 0.0
+    _, freedom = chi_square(Counter({0: 10, 1: 7, 2: 3}), expected)
+    assert freedom == 1  # the third token is too rare for a cell of its own
+
+
+def test_total_variation_cries_wolf_only_when_there_is_one() -> None:
+    expected = {0: 0.5, 1: 0.5}
+    assert excess_total_variation(Counter({0: 520, 1: 480}), expected, 1e-6) < 0
+    assert excess_total_variation(Counter({0: 650, 1: 350}), expected, 1e-6) > 0
+
+
+def test_plans_grow_and_name_only_what_exists() -> None:
+    sizes = [len(list(engine_cases(plan))) for plan in (QUICK, USUAL, THOROUGH)]
+    assert sizes == sorted(sizes) and sizes[0] >= 6
+    for case in engine_cases(THOROUGH):
+        assert SpeculativeConfig.parse(case.speculative) is not None
+    for rule in USUAL.rules:
+        SpeculativeConfig.parse(plan_module.drafts_for(rule))
+    with pytest.raises(InvalidOptionError, match="unknown method 'telepathy'"):
+        example_config("telepathy")
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = SimpleNamespace(execution="a stand-in")
+    monkeypatch.setattr("paceline.models.loader.load_model", lambda name, **options: model)
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_the_command_reports_and_exits(
+    passed: bool, no_model: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def checks(plan: Any, model: Any, note: Any) -> Iterator[Check]:
+        note("something")
+        yield Check("greedy", "oracle [3, 2], batch 1", True, "0 of 3 outputs differ", {"num_tokens": 9})
+        yield Check("seeded", "oracle [3, 2], batch 1", passed, "1 of 3 outputs differ")
+
+    monkeypatch.setattr(plan_module, "run_plan", checks)
+    file = tmp_path / "proof.json"
+    assert main(["verify", "--quick", "--json", str(file)]) == (0 if passed else 1)
+    shown = capsys.readouterr()
+    assert "oracle [3, 2], batch 1" in shown.out and "something" in shown.err
+    assert ("all 2 checks passed" if passed else "1 of 2 checks FAILED") in shown.out
+    record = json.loads(file.read_text())
+    assert record["passed"] is passed and record["checks"][0]["figures"] == {"num_tokens": 9}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--methods", "ngram,telepathy"], "unknown 'telepathy'"),
+        (["--settings", "hot"], "choose from greedy"),
+        (["--rules", "typical"], "unknown 'typical'"),
+        (["--shapes", "4xtwo"], "got 'two'"),
+        (["--batch-sizes", "0"], "from 1 up, got '0'"),
+        (["--chunks", "whole,-1"], "from 1 up, got '-1'"),
+        (["--speculative-config", "{"], "is not JSON"),
+        (["--speculative-config", "[]"], "must be a JSON object"),
+        (["--speculative-config", '{"method": "ngram", "num_speculative_tokens": -3}'], "num_speculative_tokens"),
+    ],
+)
+def test_the_command_refuses_what_it_cannot_do(
+    arguments: list[str], message: str, no_model: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_overlays_the_plan(no_model: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(plan_module, "run_plan", lambda plan, model, note: seen.append(plan) or iter(()))
+    arguments = "--methods none --shapes chain,4x2 --batch-sizes 1,3 --chunks whole,40 --settings greedy --rules block"
+    sizes = "--prompts 2 --max-tokens 7 --samples 11"
+    main(["verify", "--quick", *arguments.split(), *sizes.split(), "--speculative-config", '{"method": "ngram"}'])
+    (plan,) = seen
+    assert plan.methods == () and plan.shapes == ("chain", (4, 2)) and plan.batch_sizes == (1, 3)
+    assert plan.chunks == (None, 40) and plan.settings == ("greedy",) and plan.rules == ("block",)
+    assert (plan.num_prompts, plan.max_tokens, plan.num_samples) == (2, 7, 11)
+    assert [case.name for case in engine_cases(plan)][-1] == "ngram"
+
+
+@pytest.mark.slow
+def test_quick_on_the_default_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--quick"]) == 0
+    assert "checks passed" in capsys.readouterr().out
