@@ -23,6 +23,8 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError, PacelineError
 from paceline.lab.pass_cost import FREE, PassCost
+from paceline.spec.controller import AutoProposer
+from paceline.spec.controller_cost import PassCostModel
 from paceline.spec.proposer import RequestPass, StepContext
 from paceline.spec.services import Services
 from paceline.spec.speculator import Speculator
@@ -97,8 +99,13 @@ class Replay:
         except (PacelineError, AssertionError, AttributeError) as error:
             raise InvalidOptionError(f"{speculative_config} cannot be replayed without its model: {error}") from error
         for proposer in self.speculator.proposers.values():
-            if hasattr(proposer, "clock"):
-                proposer.clock = self._clock
+            timed: Any
+            for timed in (proposer, getattr(proposer, "usefulness", None)):
+                if hasattr(timed, "clock"):
+                    timed.clock = self._clock
+            if isinstance(proposer, AutoProposer):  # a live engine would have measured its model before it starts
+                points = zip(pass_cost.rows, pass_cost.seconds, strict=True)
+                proposer.cost = PassCostModel({int(rows): seconds for rows, seconds in points})
 
     def run(self) -> ReplayResult:
         for _ in self.steps():
@@ -112,8 +119,8 @@ class Replay:
             yield self._step()
 
     def _clock(self) -> float:
-        """Real time for what really runs here, plus the passes that do not."""
-        return time.perf_counter() + self._virtual_s
+        """This thread's own time for what really runs here, plus the passes that do not."""
+        return time.thread_time() + self._virtual_s
 
     def _admit(self) -> list[Request]:
         free = self._concurrency - len(self._running)
@@ -139,14 +146,14 @@ class Replay:
         self.result.num_passes += 1
         self.result.plain_s += self._pass_cost(len(decoding)) * num_tokens / len(decoding)
         self._admit()
-        begin_s = time.perf_counter()
         ready = [request for request in decoding if not request.finished]
         dense = self._dense(logits) if self.speculator.needs.logits else None
         step = StepContext(ready, passes, gone, dense, None)
+        begin_s = time.thread_time()
         self.speculator.observe(step)
         for request, tree in zip(ready, self.speculator.propose(step), strict=True):
             request.draft = tree
-        self.result.draft_s += time.perf_counter() - begin_s
+        self.result.draft_s += time.thread_time() - begin_s
         return num_tokens
 
     def _verify(self, request: Request, first_row: int, logits: list[list[int]]) -> RequestPass:

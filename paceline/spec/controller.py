@@ -24,20 +24,20 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.spec.controller_cost import PassCostModel, calibrate
 from paceline.spec.controller_select import Selection, path_chances, select, shifted
 from paceline.spec.proposer import Budget, StepContext
-from paceline.spec.reliability import walk
 from paceline.spec.services import Services
+from paceline.spec.usefulness import Usefulness
 
 if TYPE_CHECKING:
     from paceline.spec.config import SpeculativeConfig
 
-MARGIN = 1.02  # expected speedup from which drafts are offered at all
+MARGIN = 1.15  # drafts must be expected to save this many times what they cost
 ALLOWANCE = 0.01  # share of the elapsed time that may go into asking sleepers and into trying what should not pay
 MAX_ALLOWANCE_S = 0.25  # what can be saved up
-LONGEST_SLEEP = 16  # steps
-BIAS_RATE, BIAS_DECAY, MAX_BIAS = 0.3, 0.995, 4.0
-VALUE_RATE = 0.2  # how quickly a request's worth follows its last drafts
+FIRST_SLEEP, LONGEST_SLEEP = 4, 16  # steps; the first is for a new request where drafts have not paid lately
+BIAS_RATE, SHARED_BIAS_RATE, MAX_BIAS = 0.3, 0.05, 4.0
+VALUE_RATE = 0.3  # how quickly a request's worth follows its last drafts
 TYPICAL_RATE = 0.05  # and how quickly the worth of a new request follows that of all others
-MAX_VALUE = 4.0  # times the cost of asking: however good the past was, sleep is a few useless drafts away
+MAX_VALUE = 3.0  # times the cost of asking: however good the past was, sleep is a few useless drafts away
 TRY_EVERY = 32  # steps between two passes with drafts that should not pay, to see whether the curve still holds
 TRUST_MEMORY, TRUST_PRIOR = 0.99, 5.0  # per step; and accepted tokens that full trust counts for
 LEAST_ROOM, FIRST_ROOM = 4, 8  # nodes asked for
@@ -50,6 +50,7 @@ class RequestRecord:
     value_s: float  # time that a draft is expected to save, averaged over the last ones asked for
     bias: float = 0.0  # this request's drafts are right more (or less) often than the drafters say: shift in log odds
     tree: DraftTree = EMPTY_TREE  # what the drafters proposed last, before pruning
+    at: int = -1  # the node of it that the output has reached
     num_slept: int = 0  # steps since it was last asked
     sleep: int = 0  # steps to sleep; 0: awake
     room: int = FIRST_ROOM  # nodes to ask for: follows what was kept, because drafting takes time too
@@ -87,11 +88,17 @@ class AutoProposer:
         self._allowance_s = 0.0
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
         self._promised, self._kept_promises = 0.0, 0.0  # accepted tokens: expected, and found; both fade
+        self._shared_bias = 0.0  # as a request's, for all of them
         self._expected = 0.0  # accepted tokens expected of the pass under way
         self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0, "tried_at_a_loss": 0}
         self._own_s = 0.0
         self._last: Selection | None = None
         self._last_batch = 0
+
+    @property
+    def usefulness(self) -> Usefulness:
+        """Which members are worth asking at all."""
+        return self.drafters.usefulness
 
     def check_params(self, params: SamplingParams) -> None:
         self.drafters.check_params(params)
@@ -132,8 +139,9 @@ class AutoProposer:
             "awake": len(records) - asleep,
             "asleep": asleep,
             "trust": self._trust,
+            "shared_bias": self._shared_bias,
             "pass_cost_s": self.cost.table(),
-            "members_awake": [name for name, account in self.drafters.usefulness.accounts.items() if account.awake],
+            "members_awake": [name for name, account in self.usefulness.accounts.items() if account.awake],
             "last_decision": self._reason(),
         }
 
@@ -158,16 +166,28 @@ class AutoProposer:
         self.cost.observe(sum(len(p.rows) for p in step.passes), elapsed_s)
         self._allowance_s = min(MAX_ALLOWANCE_S, self._allowance_s + ALLOWANCE * elapsed_s)
 
-    @staticmethod
-    def _learn_bias(record: RequestRecord, new_token_ids: Sequence[int]) -> None:
-        """One step of logistic regression on the intercept, for each guess that the new tokens judged."""
-        tree, record.tree = record.tree, EMPTY_TREE
+    def _learn_bias(self, record: RequestRecord, new_token_ids: Sequence[int]) -> None:
+        """One step of logistic regression on the intercepts for each guess that the new tokens judged.
+
+        A tree that was not verified is judged too, over several steps, as long as the output follows it."""
+        tree, at = record.tree, record.at
         if tree.confidence is None:
+            record.tree = EMPTY_TREE
             return
-        for node, hit in walk(tree, new_token_ids):
-            error = float(hit) - shifted(tree.confidence[node], record.bias)
-            record.bias = BIAS_DECAY * record.bias + BIAS_RATE * error
-        record.bias = min(MAX_BIAS, max(-MAX_BIAS, record.bias))
+        for token in new_token_ids:
+            below = [node for node in range(at + 1, len(tree)) if tree.parents[node] == at]
+            if not below:
+                record.tree = EMPTY_TREE
+                return
+            hit = tree.token_ids[below[0]] == token  # the likeliest child stands first
+            error = float(hit) - shifted(tree.confidence[below[0]], record.bias + self._shared_bias)
+            record.bias = min(MAX_BIAS, max(-MAX_BIAS, record.bias + BIAS_RATE * error))
+            self._shared_bias = min(MAX_BIAS, max(-MAX_BIAS, self._shared_bias + SHARED_BIAS_RATE * error))
+            at = next((node for node in below if tree.token_ids[node] == token), -1)
+            if at < 0:
+                record.tree = EMPTY_TREE
+                return
+        record.at = at
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
@@ -178,6 +198,7 @@ class AutoProposer:
             record = self._records.get(request.request_id)
             if record is None:
                 record = self._records[request.request_id] = RequestRecord(self._typical_value_s)
+                record.sleep = 0 if self._typical_value_s > self._draft_s else FIRST_SLEEP
             if record.sleep == 0:
                 asked.append(i)
                 continue
@@ -211,7 +232,9 @@ class AutoProposer:
         records = [self._records[requests[i].request_id] for i in asked]
         trust = min(1.25, self._trust)
         chances = [
-            [trust * chance for chance in path_chances(tree, record.bias)] if tree.confidence is not None else []
+            [trust * chance for chance in path_chances(tree, record.bias + self._shared_bias)]
+            if tree.confidence is not None
+            else []
             for tree, record in zip(drafted, records, strict=True)
         ]
         selection = select(chances, num_requests, self.cost, MARGIN)
@@ -224,7 +247,7 @@ class AutoProposer:
         self._expected = sum(selection.gains) / max(trust, 1e-6)
         self._totals["offered_nodes"] += selection.num_nodes
         for i, record, tree, keep, gain in zip(asked, records, drafted, selection.keep, selection.gains, strict=True):
-            record.tree = tree
+            record.tree, record.at = tree, -1
             record.follow(len(keep))
             # A tree sampled from a distribution of its own must not be pruned by what was drawn.
             trees[i] = tree if tree.draft_probs is not None else tree.select(keep)
@@ -252,7 +275,7 @@ class AutoProposer:
             return "nothing asked yet"
         batch = f"{self._last_batch} request{'s' if self._last_batch != 1 else ''}"
         if last.num_nodes == 0:
-            return f"off: no draft for {batch} is expected to gain {MARGIN - 1:.0%} or more"
+            return f"off: no draft for {batch} is expected to save more than it costs"
         return (
             f"{last.num_nodes} nodes for {batch}: {sum(last.gains):.2f} more tokens for "
             f"{(last.pass_s / last.plain_s - 1):.0%} more time, {last.speedup:.2f}x"

@@ -50,7 +50,7 @@ def select(
     chances: Sequence[Sequence[float]],  # per tree: path_chances
     num_requests: int,  # in the next pass, with or without a tree
     cost: PassCostModel,
-    margin: float,  # expected speedup below which nothing is drafted
+    margin: float,  # the nodes must save this many times what they cost, else none are kept
     force: bool = False,  # take the best non-empty choice even where it loses
 ) -> Selection:
     # (-chance, tree, node): at equal chance a parent stands before its child, because its number is smaller
@@ -70,8 +70,9 @@ def select(
         if tokens / pass_s > best_rate:
             best, best_rate, best_s, best_tokens = count, tokens / pass_s, pass_s, tokens
     loss_s = 0.0
-    if best and best_rate < margin * plain_rate:
-        loss_s = max(0.0, best_s - best_tokens / plain_rate)
+    saved_s, spent_s = (best_tokens - num_requests) / plain_rate, best_s - plain_s
+    if best and saved_s < margin * spent_s:
+        loss_s = max(0.0, spent_s - saved_s)
         if not force:
             best, best_s = 0, plain_s
     keep: list[list[int]] = [[] for _ in chances]

@@ -7,7 +7,7 @@ now and then and wakes when it would pay; it observes every step all the while, 
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -34,12 +34,13 @@ class Usefulness:
         self._tokens = 1.0  # emitted per step
         self._step_s = 0.0  # wall time per step
         self._last_s: float | None = None
+        self.clock: Callable[[], float] = time.perf_counter  # a replay puts its own here
 
     @contextmanager
     def timed(self, member: str) -> Iterator[None]:
-        begin_s = time.perf_counter()
+        begin_s = self.clock()
         yield
-        self.accounts[member].spent_s += time.perf_counter() - begin_s
+        self.accounts[member].spent_s += self.clock() - begin_s
 
     def worth_asking(self) -> list[str]:
         """Members to ask in this step, in order."""
@@ -81,7 +82,7 @@ class Usefulness:
             worst.awake = False
 
     def _close_step(self) -> None:
-        now_s = time.perf_counter()
+        now_s = self.clock()
         if self._last_s is not None:
             weight = 1.0 / min(max(self._num_steps, 1), MEMORY)
             self._step_s += (now_s - self._last_s - self._step_s) * weight
