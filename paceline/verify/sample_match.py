@@ -5,15 +5,18 @@ emitted and the walk ends. The draft never enters the draw, so the output is the
 the noise is keyed by (seed, position) it is token for token what plain decoding with that seed gives.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
 from paceline.core.outputs import VerifyResult
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
-from paceline.ops.sampling import choose_tokens
-from paceline.verify.walk import ROOT, Path, Walk, run_walks
+from paceline.errors import RequestFailedError
+from paceline.ops.sampling import NodeRow, choose_tokens
+from paceline.verify.walk import ROOT, Path, Walk, all_rows, run_walks
+
+AnswerRows = Callable[[Sequence[NodeRow], Tensor], Sequence[int | RequestFailedError]]
 
 
 def sample_match_walk(tree: DraftTree) -> Walk[int]:
@@ -35,4 +38,12 @@ class SampleMatch:
 
     def verify(self, requests: Sequence[Request], drafts: Sequence[DraftTree], logits: Tensor) -> list[VerifyResult]:
         walks = [sample_match_walk(draft) for draft in drafts]
-        return run_walks(walks, requests, drafts, logits, choose_tokens)
+        answer: AnswerRows = choose_tokens
+        if logits.device.type != "cpu":
+            answer = _looked_up(choose_tokens(all_rows(requests, drafts), logits))
+        return run_walks(walks, requests, drafts, logits, answer)
+
+
+def _looked_up(tokens: Sequence[int | RequestFailedError]) -> AnswerRows:
+    """A device chooses for every row of the pass at once: one wait for it, instead of one for every level."""
+    return lambda rows, logits: [tokens[row.logits_row] for row in rows]

@@ -59,6 +59,15 @@ def run_walks(
     return [_result(*each, logits) for each in zip(outcomes, requests, drafts, root_rows, strict=True)]
 
 
+def all_rows(requests: Sequence[Request], drafts: Sequence[DraftTree]) -> list[NodeRow]:
+    """Every row of the pass, in its order."""
+    return [
+        NodeRow(request, _path_tokens(draft, node), first + 1 + node)
+        for request, draft, first in zip(requests, drafts, _root_rows(drafts), strict=True)
+        for node in range(ROOT, len(draft))
+    ]
+
+
 def _advance(
     walk: Walk[Answer], answers: Sequence[Answer | RequestFailedError] | None
 ) -> Sequence[int] | Path | RequestFailedError:

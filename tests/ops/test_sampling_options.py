@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.errors import InvalidOptionError, RequestFailedError
-from paceline.ops.sampling import NodeRow, check_sampling, choose_tokens, row_probs, target_probs
+from paceline.ops.sampling import NodeRow, _choose_on_device, check_sampling, choose_tokens, row_probs, target_probs
 from paceline.ops.sampling_truncate import shortlist, truncated_scores
 
 VOCAB = 12
@@ -173,6 +173,34 @@ def test_13_rows_alone_and_together() -> None:
     check_alone_and_together(target_probs)
     with pytest.raises(AssertionError):
         check_alone_and_together(broken)
+
+
+def rows_of_every_kind(vocab: int, device: str) -> tuple[list[NodeRow], torch.Tensor]:
+    """Also one row that fails before it is sampled, and one with unusable logits."""
+    kinds = every_kind_of_row(vocab)
+    kinds.append((request_of(SamplingParams(logits_processors=[raising])), kinds[0][1]))
+    kinds.append((request_of(SamplingParams()), np.full(vocab, np.nan, dtype=np.float32)))
+    logits = torch.from_numpy(np.stack([row for _, row in kinds])).to(device)
+    return [NodeRow(request, (), i) for i, (request, _) in enumerate(kinds)], logits
+
+
+def check_device(device: str) -> None:
+    """All rows at once on a device choose what the host chooses row by row."""
+    rows, logits = rows_of_every_kind(5_000, device)
+    before = logits.clone()
+    found, expected = _choose_on_device(rows, logits), choose_tokens(rows, logits.cpu())
+    assert [str(token) for token in found] == [str(token) for token in expected]
+    assert torch.equal(logits, before) or (torch.isnan(logits) == torch.isnan(before)).all()
+
+
+def test_the_device_path_chooses_what_the_host_chooses() -> None:
+    check_device("cpu")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_cuda_chooses_what_the_host_chooses() -> None:
+    check_device("cuda")
 
 
 @pytest.mark.parametrize("option", [{}, {"temperature": 0.6, "top_p": 0.8}, {"top_k": 4, "min_p": 0.05}], ids=str)

@@ -14,9 +14,12 @@ from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.errors import InvalidOptionError, RequestFailedError
+from paceline.ops.sampling import choose_tokens
 from paceline.verify import VERIFIERS, check_pairing, make_verifier, walk
+from paceline.verify.sample_match import _looked_up, sample_match_walk
 
 VOCAB = 8
+CUDA = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 RULES = ["sample_match", "rejection", "multi_step", "block", "typical"]
 
 
@@ -75,6 +78,21 @@ def test_18_an_empty_draft_among_others(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(walk, "_root_rows", broken)
     with pytest.raises(AssertionError):
         check_batch_is_each_alone("sample_match")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=CUDA)])
+def test_choosing_for_every_row_at_once_is_the_same(device: str) -> None:
+    """What a device does, to wait for it once and not once for every level."""
+    requests, trees = batch(chain=False)
+    logits = torch.cat([pass_logits(request, tree) for request, tree in zip(requests, trees, strict=True)])
+    rows = walk.all_rows(requests, trees)
+    assert [row.logits_row for row in rows] == list(range(len(logits)))
+    looked_up = _looked_up(choose_tokens(rows, logits.to(device)))
+    walks = [sample_match_walk(tree) for tree in trees]
+    assert walk.run_walks(walks, requests, trees, logits, looked_up) == verify("sample_match", requests, trees)
+    if device != "cpu":
+        expected = verify("sample_match", requests, trees)
+        assert make_verifier("sample_match").verify(requests, trees, logits.to(device)) == expected
 
 
 def plain(request: Request, num_tokens: int) -> list[int]:
