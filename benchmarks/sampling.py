@@ -1,10 +1,12 @@
 """What choosing tokens costs beside the target's pass: noise, options and the walk, per step.
 
     python benchmarks/sampling.py [--vocab 49152] [--repeats 50] [--threads 2] [--forward-ms 8.0 --tree-forward-ms 20.0]
+    python benchmarks/sampling.py --model smollm2-135m          # also inside the engine, against its own passes
 
 Every line is one `verify` call on logits that are already there. The two forward times are the measured passes of one
 row and of the tree; the last column is the share of that pass. The logits have the profile of the default model's
-median row: PROFILE says how far below the best token the n-th best one is.
+median row: PROFILE says how far below the best token the n-th best one is. With --model the engine decodes plainly and
+with full trees of known tokens, and its own clock says what its passes and its verification took.
 """
 
 import argparse
@@ -85,6 +87,28 @@ def measure(name: str, rule: str, num_nodes: int, depth: int, arguments: argpars
     return least_s(lambda: verifier.verify([request], [tree], logits), arguments.repeats)
 
 
+def measure_engine(model: str, name: str, nodes: int, depth: int) -> dict[str, Any]:
+    """Seconds per step that the engine spent in its passes and in verification."""
+    from paceline import LLM
+
+    llm = LLM(model, max_model_len=256)
+    params = SamplingParams(**OPTIONS[name], seed=1, max_tokens=48, ignore_eos=True)
+    prompt = "The history of the bicycle begins"
+    (plain,) = llm.generate(prompt, params)
+    if nodes:
+        truth = [plain.prompt_token_ids + plain.outputs[0].token_ids]
+        shape = [nodes - depth + 1] + [1] * (depth - 1)
+        oracle = {"method": "oracle", "sequences": truth, "shape": shape, "num_speculative_tokens": depth}
+        llm = LLM(llm.engine.model, oracle | {"node_budget": nodes}, max_model_len=256)
+        llm.generate(prompt, params)
+    before = llm.stats()
+    llm.generate(prompt, params)
+    after = llm.stats()
+    steps = after["num_steps"] - before["num_steps"]
+    spent = {phase: after["step_seconds"][phase] - before["step_seconds"][phase] for phase in ("execute", "verify")}
+    return {"options": name, "nodes": nodes, **{f"{phase}_s": seconds / steps for phase, seconds in spent.items()}}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocab", type=int, default=49152)
@@ -94,6 +118,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=4, help="accepted nodes of the tree")
     parser.add_argument("--forward-ms", type=float, default=8.0, help="pass of one row")
     parser.add_argument("--tree-forward-ms", type=float, default=20.0, help="pass of the tree")
+    parser.add_argument("--model", help="measure inside the engine too, with this model")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     rows = []
@@ -106,6 +131,16 @@ def main() -> None:
         share = seconds * 1e3 / (arguments.tree_forward_ms if nodes else arguments.forward_ms)
         print(f"{name:14} {rule:13} {nodes:5} {depth:8} {seconds * 1e3:10.3f} {share:11.1%}")
         rows.append({"options": name, "rule": rule, "nodes": nodes, "accepted": depth, "verify_s": seconds})
+    engine_rows = []
+    if arguments.model:
+        print(f"\n{'options':14} {'nodes':>5} {'pass ms':>10} {'verify ms':>10} {'of the pass':>12}   in the engine")
+        for nodes in (0, arguments.nodes):
+            for name in ("greedy", "sampled", "top_p", "penalties"):
+                row = measure_engine(arguments.model, name, nodes, arguments.depth)
+                engine_rows.append(row)
+                share = row["verify_s"] / row["execute_s"]
+                times = f"{row['execute_s'] * 1e3:10.2f} {row['verify_s'] * 1e3:10.3f} {share:11.1%}"
+                print(f"{name:14} {nodes:5} {times}")
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     record = {
         "benchmark": "sampling",
@@ -114,6 +149,7 @@ def main() -> None:
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "machine": {"processor": platform.processor() or platform.machine(), "threads": torch.get_num_threads()},
         "rows": rows,
+        "engine_rows": engine_rows,
     }
     print(json.dumps(record))
 
