@@ -24,7 +24,7 @@ int32_t pl_test_matmul(int32_t source, int32_t format, int32_t n, int32_t k, con
   }
   const int width = matrix.num_panels * kPanel;
   std::vector<float> padded((size_t)rows * width);
-  kernels().matmul(matrix, 0, matrix.num_panels, a, 0, rows, padded.data(), width);
+  kernels().matmul(matrix, 0, matrix.num_panels, a, 0, rows, nullptr, padded.data(), width);
   for (int row = 0; row < rows; row++)
     memcpy(out + (size_t)row * n, padded.data() + (size_t)row * width, (size_t)n * 4);
   return PL_OK;

@@ -1,9 +1,13 @@
 // One pass over all layers, run by every thread of the team: each step deals its work out, then all meet.
+//
+// A step's work is a range of units (a row, a group of two panels, an attention task). Every thread has a home stretch of
+// it and helps others when done. Home stretches make the order of memory known in advance, so that each product
+// can ask for the weights that come after it, across the end of the step too.
 #include <math.h>
 #include <string.h>
 
 #include <algorithm>
-#include <memory>
+#include <atomic>
 #include <vector>
 
 #include "model.h"
@@ -14,7 +18,10 @@ namespace {
 
 constexpr int kRowTile = 64;      // rows of a product that wait in scratch for what follows it
 constexpr int kAttentionRows = 16;  // rows that share one reading of the keys
-constexpr int kStepsPerLayer = 12;
+constexpr int kGroup = 2;           // panels that are multiplied together: 32 outputs, one block of what comes after
+
+int num_groups(const Matrix& w) { return (w.num_panels + kGroup - 1) / kGroup; }
+const uint8_t* group_data(const Matrix& w, int group) { return w.data + (size_t)group * kGroup * w.panel_bytes; }
 
 struct AttentionItem {
   int row, rows, kv_head;
@@ -24,51 +31,67 @@ class Pass {
  public:
   Pass(PlModel& model, const PlBatch& batch)
       : m_(model), c_(model.config), b_(batch), k_(kernels()), threads_(std::max(1, model.config.num_threads)) {
-    num_steps_ = (c_.num_layers + 1) * kStepsPerLayer;
-    counters_ = std::make_unique<std::atomic<int>[]>(num_steps_);
-    for (int i = 0; i < num_steps_; i++) counters_[i].store(0, std::memory_order_relaxed);
+    taken_ = std::vector<Taken>(2 * (size_t)threads_);
     build_key_lists();
     build_attention_items();
     reserve();
   }
 
   void run() {
-    team().run(threads_, [this](int thread) { Worker{*this, thread}.run(); });
+    team().run(threads_, [this](int thread) { Worker{*this, thread, team()}.run(); });
   }
 
  private:
+  // How many units of a thread's home stretch are taken, in this step or the next.
+  struct alignas(64) Taken {
+    std::atomic<int> count{0};
+  };
+
   // A thread's view: where it is in the sequence of steps, and its scratch.
   struct Worker {
     Pass& p;
     int thread;
+    Team& team;
     int step = 0;
 
-    // Calls f(begin, end) for slices of [0, n), dealt to whoever is free; gives back when all are done.
+    int home(int n, int of) const { return (int)((int64_t)n * of / p.threads_); }
+    int home_begin(int n) const { return home(n, thread); }
+    bool is_last_at_home(int i, int n) const { return i == home(n, thread + 1) - 1; }
+
+    // Calls f(i) for every i in [0, n), on whichever thread; gives back when all are done.
     template <typename F>
-    void share(int n, int slice, F f) {
-      std::atomic<int>& next = p.counters_[step++];
-      for (;;) {
-        const int begin = next.fetch_add(slice, std::memory_order_relaxed);
-        if (begin >= n) break;
-        f(begin, std::min(n, begin + slice));
+    void share(int n, F f) {
+      Taken* now = &p.taken_[(step % 2) * p.threads_];
+      // Nobody is in the next step before the barrier below, nor in the last one since the barrier above.
+      p.taken_[((step + 1) % 2) * p.threads_ + thread].count.store(0, std::memory_order_relaxed);
+      for (int turn = 0; turn < p.threads_; turn++) {
+        const int whose = (thread + turn) % p.threads_, end = home(n, whose + 1);
+        for (;;) {
+          const int i = home(n, whose) + now[whose].count.fetch_add(1, std::memory_order_relaxed);
+          if (i >= end) break;
+          f(i);
+        }
       }
-      team_->barrier();
+      step++;
+      team.barrier();
     }
-    Team* team_ = &team();
-    int slices(int n) const { return std::max(1, n / (p.threads_ * 4)); }
     float* scratch() const { return p.m_.scratch.get() + (size_t)thread * p.scratch_floats_; }
 
     void run();
     void embed();
-    void layer(int index);
+    void layer(int index, const void* after);
     void capture(int id);
     void norm_rows(const float* weight, const int32_t* rows, int n);
-    void project_qkv(const Layer& layer);
+    void project_qkv(const Layer& layer, const void* after);
     void rotate_and_store(const Layer& layer, int index);
     void attend(const Layer& layer, int index);
-    void project_add(const Matrix& w, const Activations& x);
-    void gate_up(const Layer& layer);
+    void project_add(const Matrix& w, const Activations& x, const void* after);
+    void gate_up(const Layer& layer, const void* after);
     void logits();
+
+    // Where this thread begins to read when it comes to this matrix, or this layer.
+    const void* start_of(const Matrix& w) const { return group_data(w, home_begin(num_groups(w))); }
+    const void* start_of(const Layer& layer) const;
   };
 
   void build_key_lists();
@@ -83,8 +106,8 @@ class Pass {
   const PlConfig& c_;
   const PlBatch& b_;
   const Kernels& k_;
-  int threads_, num_steps_;
-  std::unique_ptr<std::atomic<int>[]> counters_;
+  int threads_;
+  std::vector<Taken> taken_;  // [2][threads]
   std::vector<int32_t> slots_, tails_;
   std::vector<KeyList> lists_;  // [rows], with first = 0: windows are a layer's matter
   std::vector<AttentionItem> items_;
@@ -155,14 +178,31 @@ void quantize_row(const Kernels& k, const Activations& a, int row, int n) {
     k.quantize(a, row, b, a.x + (size_t)row * a.stride + b * kBlock, n - b * kBlock);
 }
 
+// The groups of q, k and v, counted through.
+struct QkvGroup {
+  const Matrix* matrix;
+  int group, column;  // column: where the part begins in a row of qkv
+};
+QkvGroup qkv_group(const PlModel& m, const Layer& layer, int i) {
+  if (i < num_groups(layer.q)) return {&layer.q, i, 0};
+  i -= num_groups(layer.q);
+  if (i < num_groups(layer.k)) return {&layer.k, i, m.k_begin()};
+  return {&layer.v, i - num_groups(layer.k), m.v_begin()};
+}
+int num_qkv_groups(const Layer& layer) { return num_groups(layer.q) + num_groups(layer.k) + num_groups(layer.v); }
+
+const void* Pass::Worker::start_of(const Layer& layer) const {
+  const QkvGroup first = qkv_group(p.m_, layer, home_begin(num_qkv_groups(layer)));
+  return group_data(*first.matrix, first.group);
+}
+
 void Pass::Worker::run() {
   embed();
   for (int i = 0, next = 0; i < p.c_.num_layers; i++) {
     capture(i);
-    if (next < p.b_.num_run_layers && p.b_.run_layers[next] == i) {
-      layer(i);
-      next++;
-    }
+    if (next == p.b_.num_run_layers || p.b_.run_layers[next] != i) continue;
+    next++;
+    layer(i, next < p.b_.num_run_layers ? start_of(p.m_.layers[p.b_.run_layers[next]]) : start_of(p.m_.head));
   }
   capture(p.c_.num_layers);
   capture(p.c_.num_layers + 1);
@@ -171,7 +211,7 @@ void Pass::Worker::run() {
 
 void Pass::Worker::embed() {
   const int half = p.c_.head_dim / 2;
-  share(p.b_.num_rows, 1, [&](int row, int) {
+  share(p.b_.num_rows, [&](int row) {
     unpack_row(p.m_.embed, p.b_.token_ids[row], p.m_.x.get() + (size_t)row * p.c_.hidden_size);
     for (int i = 0; i < half; i++) {
       const float angle = (float)p.b_.positions[row] * p.m_.inv_freq[i];
@@ -185,32 +225,30 @@ void Pass::Worker::capture(int id) {
   const int n = p.b_.num_hidden, size = p.c_.hidden_size;
   for (int j = 0; j < n; j++) {
     if (p.b_.hidden_layers[j] != id) continue;
-    share(p.b_.num_rows, slices(p.b_.num_rows), [&](int begin, int end) {
-      for (int row = begin; row < end; row++) {
-        const float* x = p.m_.x.get() + (size_t)row * size;
-        float* to = p.b_.hidden + ((size_t)row * n + j) * size;
-        if (id == p.c_.num_layers + 1) p.k_.rms_norm(x, p.m_.final_norm, p.c_.rms_norm_eps, size, to);
-        else memcpy(to, x, (size_t)size * 4);
-      }
+    share(p.b_.num_rows, [&](int row) {
+      const float* x = p.m_.x.get() + (size_t)row * size;
+      float* to = p.b_.hidden + ((size_t)row * n + j) * size;
+      if (id == p.c_.num_layers + 1) p.k_.rms_norm(x, p.m_.final_norm, p.c_.rms_norm_eps, size, to);
+      else memcpy(to, x, (size_t)size * 4);
     });
   }
 }
 
-void Pass::Worker::layer(int index) {
+void Pass::Worker::layer(int index, const void* after) {
   const Layer& layer = p.m_.layers[index];
   norm_rows(layer.input_norm, nullptr, p.b_.num_rows);
-  project_qkv(layer);
+  project_qkv(layer, start_of(layer.o));
   rotate_and_store(layer, index);
   attend(layer, index);
-  project_add(layer.o, p.m_.attended);
+  project_add(layer.o, p.m_.attended, start_of(layer.gate));
   norm_rows(layer.post_norm, nullptr, p.b_.num_rows);
-  gate_up(layer);
-  project_add(layer.down, p.m_.activated);
+  gate_up(layer, start_of(layer.down));
+  project_add(layer.down, p.m_.activated, after);
 }
 
 // normed[i] = norm(x[rows[i]]), or of row i where rows is null.
 void Pass::Worker::norm_rows(const float* weight, const int32_t* rows, int n) {
-  share(n, 1, [&](int i, int) {
+  share(n, [&](int i) {
     const float* x = p.m_.x.get() + (size_t)(rows ? rows[i] : i) * p.c_.hidden_size;
     const Activations& to = p.m_.normed;
     p.k_.rms_norm(x, weight, p.c_.rms_norm_eps, p.c_.hidden_size, to.x + (size_t)i * to.stride);
@@ -218,28 +256,33 @@ void Pass::Worker::norm_rows(const float* weight, const int32_t* rows, int n) {
   });
 }
 
-void Pass::Worker::project_qkv(const Layer& layer) {
-  const Matrix* parts[3] = {&layer.q, &layer.k, &layer.v};
-  const int panels[3] = {layer.q.num_panels, layer.k.num_panels, layer.v.num_panels};
-  const int all = panels[0] + panels[1] + panels[2], width = p.m_.qkv_size();
-  share(all, slices(all), [&](int begin, int end) {
-    for (int part = 0, first = 0; part < 3; first += panels[part++]) {
-      const int from = std::max(begin, first), to = std::min(end, first + panels[part]);
-      if (from >= to) continue;
-      float* out = p.m_.qkv.get() + (size_t)from * kPanel;
-      p.k_.matmul(*parts[part], from - first, to - from, p.m_.normed, 0, p.b_.num_rows, out, width);
-      if (!parts[part]->bias) continue;
-      for (int row = 0; row < p.b_.num_rows; row++)
-        for (int i = 0; i < (to - from) * kPanel; i++)
-          out[(size_t)row * width + i] += parts[part]->bias[(from - first) * kPanel + i];
+// Adds a matrix's bias to what was made by `panels` of its panels.
+void add_bias(const Matrix& w, int panel, int panels, int rows, float* out, size_t stride) {
+  if (!w.bias) return;
+  for (int row = 0; row < rows; row++)
+    for (int i = 0; i < panels * kPanel; i++) out[row * stride + i] += w.bias[panel * kPanel + i];
+}
+
+void Pass::Worker::project_qkv(const Layer& layer, const void* after) {
+  const int n = num_qkv_groups(layer), width = p.m_.qkv_size();
+  share(n, [&](int i) {
+    const QkvGroup at = qkv_group(p.m_, layer, i);
+    const int panel = at.group * kGroup, panels = std::min(kGroup, at.matrix->num_panels - panel);
+    const void* next = after;
+    if (!is_last_at_home(i, n) && i + 1 < n) {
+      const QkvGroup following = qkv_group(p.m_, layer, i + 1);
+      next = group_data(*following.matrix, following.group);
     }
+    float* out = p.m_.qkv.get() + at.column + panel * kPanel;
+    p.k_.matmul(*at.matrix, panel, panels, p.m_.normed, 0, p.b_.num_rows, next, out, width);
+    add_bias(*at.matrix, panel, panels, p.b_.num_rows, out, width);
   });
 }
 
 void Pass::Worker::rotate_and_store(const Layer& layer, int index) {
   const int dim = p.c_.head_dim, half = dim / 2, kv_size = p.m_.kv_size();
   const size_t slot_bytes = (size_t)kv_size * (p.c_.kv_format == F32 ? 4 : 2);
-  share(p.b_.num_rows, 1, [&](int row, int) {
+  share(p.b_.num_rows, [&](int row) {
     float* qkv = p.m_.qkv.get() + (size_t)row * p.m_.qkv_size();
     const float *cos = p.m_.cos.get() + (size_t)row * half, *sin = p.m_.sin.get() + (size_t)row * half;
     for (int h = 0; h < p.c_.num_heads + p.c_.num_kv_heads; h++) {
@@ -260,7 +303,7 @@ void Pass::Worker::attend(const Layer& layer, int index) {
   const size_t element = p.c_.kv_format == F32 ? 4 : 2;
   const Activations& out = p.m_.attended;
   const bool quantize_here = p.m_.any_quantized && span % kBlock == 0;
-  share((int)p.items_.size(), 1, [&](int i, int) {
+  share((int)p.items_.size(), [&](int i) {
     const AttentionItem item = p.items_[i];
     KeyList lists[kAttentionRows];
     for (int r = 0; r < item.rows; r++) {
@@ -279,49 +322,50 @@ void Pass::Worker::attend(const Layer& layer, int index) {
         p.k_.quantize(out, row, column / kBlock + b, out.x + (size_t)row * out.stride + column + b * kBlock, kBlock);
   });
   if (p.m_.any_quantized && !quantize_here)
-    share(p.b_.num_rows, 1, [&](int row, int) { quantize_row(p.k_, out, row, p.m_.q_size()); });
+    share(p.b_.num_rows, [&](int row) { quantize_row(p.k_, out, row, p.m_.q_size()); });
 }
 
 // x += w * activations (+ bias)
-void Pass::Worker::project_add(const Matrix& w, const Activations& x) {
-  share(w.num_panels, std::min(2, slices(w.num_panels)), [&](int begin, int end) {
-    const int columns = std::min(end * kPanel, w.n) - begin * kPanel, width = 2 * kPanel;
+void Pass::Worker::project_add(const Matrix& w, const Activations& x, const void* after) {
+  const int n = num_groups(w), width = kGroup * kPanel;
+  share(n, [&](int i) {
+    const int panel = i * kGroup, panels = std::min(kGroup, w.num_panels - panel);
+    const int columns = std::min(width, w.n - panel * kPanel);
     for (int row = 0; row < p.b_.num_rows; row += kRowTile) {
       const int rows = std::min(kRowTile, p.b_.num_rows - row);
-      p.k_.matmul(w, begin, end - begin, x, row, rows, scratch(), width);
+      const void* next = row + rows < p.b_.num_rows ? nullptr : is_last_at_home(i, n) ? after : group_data(w, i + 1);
+      p.k_.matmul(w, panel, panels, x, row, rows, next, scratch(), width);
+      add_bias(w, panel, panels, rows, scratch(), width);
       for (int r = 0; r < rows; r++) {
         const float* from = scratch() + (size_t)r * width;
-        float* to = p.m_.x.get() + (size_t)(row + r) * p.c_.hidden_size + begin * kPanel;
-        for (int i = 0; i < columns; i++) to[i] += w.bias ? from[i] + w.bias[begin * kPanel + i] : from[i];
+        float* to = p.m_.x.get() + (size_t)(row + r) * p.c_.hidden_size + panel * kPanel;
+        for (int j = 0; j < columns; j++) to[j] += from[j];
       }
     }
   });
 }
 
 // activated = silu(gate) * up, a block of 32 columns at a time so that it can be quantized on the spot
-void Pass::Worker::gate_up(const Layer& layer) {
+void Pass::Worker::gate_up(const Layer& layer, const void* after) {
   const Activations& out = p.m_.activated;
-  const int width = 2 * kPanel;
+  const int n = num_groups(layer.gate), width = kGroup * kPanel;
   float *gate = scratch(), *up = gate + kRowTile * width;
-  auto with_bias = [&](const Matrix& w, int panel, int panels, int row, int rows, float* to) {
-    p.k_.matmul(w, panel, panels, p.m_.normed, row, rows, to, width);
-    if (!w.bias) return;
-    for (int r = 0; r < rows; r++)
-      for (int i = 0; i < panels * kPanel; i++) to[r * width + i] += w.bias[panel * kPanel + i];
-  };
-  share(out.blocks, slices(out.blocks), [&](int begin, int end) {
-    for (int block = begin; block < end; block++) {
-      const int panel = 2 * block, panels = std::min(2, layer.gate.num_panels - panel);
-      const int columns = std::min(kBlock, layer.gate.n - block * kBlock);
-      for (int row = 0; row < p.b_.num_rows; row += kRowTile) {
-        const int rows = std::min(kRowTile, p.b_.num_rows - row);
-        with_bias(layer.gate, panel, panels, row, rows, gate);
-        with_bias(layer.up, panel, panels, row, rows, up);
-        for (int r = 0; r < rows; r++) {
-          float* to = out.x + (size_t)(row + r) * out.stride + block * kBlock;
-          p.k_.silu_mul(gate + r * width, up + r * width, columns, to);
-          if (p.m_.any_quantized) p.k_.quantize(out, row + r, block, to, columns);
-        }
+  share(n, [&](int i) {
+    const int panel = i * kGroup, panels = std::min(kGroup, layer.gate.num_panels - panel);
+    const int columns = std::min(width, layer.gate.n - panel * kPanel);
+    for (int row = 0; row < p.b_.num_rows; row += kRowTile) {
+      const int rows = std::min(kRowTile, p.b_.num_rows - row);
+      const void* next =
+          row + rows < p.b_.num_rows ? nullptr : is_last_at_home(i, n) ? after : group_data(layer.gate, i + 1);
+      const void* up_data = row ? nullptr : group_data(layer.up, i);
+      p.k_.matmul(layer.gate, panel, panels, p.m_.normed, row, rows, up_data, gate, width);
+      p.k_.matmul(layer.up, panel, panels, p.m_.normed, row, rows, next, up, width);
+      add_bias(layer.gate, panel, panels, rows, gate, width);
+      add_bias(layer.up, panel, panels, rows, up, width);
+      for (int r = 0; r < rows; r++) {
+        float* to = out.x + (size_t)(row + r) * out.stride + panel * kPanel;
+        p.k_.silu_mul(gate + r * width, up + r * width, columns, to);
+        if (p.m_.any_quantized) p.k_.quantize(out, row + r, i, to, columns);
       }
     }
   });
@@ -330,15 +374,19 @@ void Pass::Worker::gate_up(const Layer& layer) {
 void Pass::Worker::logits() {
   norm_rows(p.m_.final_norm, p.b_.logits_rows, p.b_.num_logits);
   const Matrix& w = p.m_.head;
-  const int whole = w.n / kPanel, rows = p.b_.num_logits;
-  share(w.num_panels, slices(w.num_panels), [&](int begin, int end) {
-    const int full = std::min(end, whole) - begin;
-    if (full > 0)
-      p.k_.matmul(w, begin, full, p.m_.normed, 0, rows, p.b_.logits + (size_t)begin * kPanel, w.n);
-    if (end <= whole) return;
-    for (int row = 0; row < rows; row++) {  // the last, partial panel must not run into the next row
-      p.k_.matmul(w, whole, 1, p.m_.normed, row, 1, scratch(), kPanel);
-      memcpy(p.b_.logits + (size_t)row * w.n + whole * kPanel, scratch(), (size_t)(w.n - whole * kPanel) * 4);
+  const int n = num_groups(w), rows = p.b_.num_logits;
+  if (!rows) return;
+  share(n, [&](int i) {
+    const int panel = i * kGroup, panels = std::min(kGroup, w.num_panels - panel);
+    const void* next = is_last_at_home(i, n) ? nullptr : group_data(w, i + 1);
+    float* out = p.b_.logits + (size_t)panel * kPanel;
+    if ((panel + panels) * kPanel <= w.n) {
+      p.k_.matmul(w, panel, panels, p.m_.normed, 0, rows, next, out, w.n);
+      return;
+    }
+    for (int row = 0; row < rows; row++) {  // the last panel is partial and must not run into the next row
+      p.k_.matmul(w, panel, panels, p.m_.normed, row, 1, nullptr, scratch(), kGroup * kPanel);
+      memcpy(out + (size_t)row * w.n, scratch(), (size_t)(w.n - panel * kPanel) * 4);
     }
   });
 }

@@ -67,9 +67,10 @@ static constexpr size_t attention_scratch(int rows, int heads, int head_dim, int
 
 struct Kernels {
   const char* name;
-  // out[row][16 * p + lane] for panels [panel, panel + panels): the plain product, bias not added
-  void (*matmul)(const Matrix& w, int panel, int panels, const Activations& x, int row, int rows, float* out,
-                 size_t out_stride);
+  // out[row][16 * p + lane] for panels [panel, panel + panels): the plain product, bias not added. `next` is where
+  // the caller will read weights after this (or null).
+  void (*matmul)(const Matrix& w, int panel, int panels, const Activations& x, int row, int rows, const void* next,
+                 float* out, size_t out_stride);
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
   // block b of row: 32 floats -> int8, from `x` (values past n count as 0)
   void (*quantize)(const Activations& to, int row, int block, const float* x, int n);
