@@ -7,6 +7,7 @@ it is an HTTP status; after it, an error is the stream's last event.
 
 import asyncio
 import json
+import logging
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import asdict
@@ -143,11 +144,14 @@ class EventStream:
 
     async def fail(self, error: Exception) -> None:
         """Tell a client that already has a part of its answer."""
-        body = as_api_error(error, self._call.id).body()
-        log("stream_failed", id=self._call.id, error=error)
+        answer = as_api_error(error, self._call.id)
+        if answer.code == "internal":
+            log("stream_failed", level=logging.ERROR, id=self._call.id, error=error)
+        else:
+            log("stream_failed", id=self._call.id, reason=str(error))
         try:
             async with asyncio.timeout(FAREWELL_S):
-                await self._write(f"data: {json.dumps(body)}\n\ndata: [DONE]\n\n")
+                await self._write(f"data: {json.dumps(answer.body())}\n\ndata: [DONE]\n\n")
                 await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
             log("reader_stuck", id=self._call.id)

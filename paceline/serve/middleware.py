@@ -1,5 +1,6 @@
 """Around every route: a request id, the API key, the body's size, one log line, and no traceback to clients."""
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -20,6 +21,7 @@ REQUEST_ID, CALL = "paceline.request_id", "paceline.call"  # keys of the ASGI sc
 # Health checks, the page itself and the API's description hold nothing worth a key.
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json"})
 OPEN_PREFIX = "/static/"
+BODY_TIMEOUT_S = 30.0  # between two pieces of a body
 
 
 class Keys:
@@ -89,21 +91,27 @@ class Guard:
             self._note(scope, status, time.perf_counter() - begin_s)
 
     def _limited(self, scope: Scope, receive: Receive) -> Receive:
-        """Refuses a body past the limit, by its announced length or as it comes in."""
+        """Refuses a body past the limit, by its announced length or as it comes in, and one that does not come."""
         limit = self._max_body_bytes
         too_large = ApiError(413, f"the body is above this server's limit of {limit} bytes", code="body_too_large")
         for name, value in scope["headers"]:
             if name == b"content-length" and value.isdigit() and int(value) > limit:
                 raise too_large
-        num_bytes = 0
+        num_bytes, complete = 0, False
 
         async def limited() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            if message["type"] == "http.request":
-                num_bytes += len(message.get("body", b""))
-                if num_bytes > limit:
-                    raise too_large
+            nonlocal num_bytes, complete
+            if complete:
+                return await receive()  # the next news is that the client is gone
+            try:
+                async with asyncio.timeout(BODY_TIMEOUT_S):
+                    message = await receive()
+            except TimeoutError:
+                raise ApiError(408, f"no more of the body came for {BODY_TIMEOUT_S:g} s", code="timeout") from None
+            num_bytes += len(message.get("body", b""))
+            complete = not message.get("more_body", False)
+            if num_bytes > limit:
+                raise too_large
             return message
 
         return limited

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.core.sampling_params import SamplingParams
-from paceline.errors import InvalidRequestError
 from paceline.serve.backend import Backend
 from paceline.serve.config import ServerConfig
 from paceline.serve.errors import ApiError
@@ -120,12 +119,7 @@ async def tokenize_chat(messages: Sequence[Message], backend: Backend, add_gener
 
 
 async def _tokenize(num_chars: int, work: Callable[[], list[int]]) -> list[int]:
-    try:
-        return work() if num_chars <= INLINE_CHARS else await asyncio.to_thread(work)
-    except UnicodeError as error:  # lone surrogates are legal in JSON, but are no text
-        raise InvalidRequestError(
-            "the text holds a lone surrogate, which no tokenizer takes: send valid Unicode"
-        ) from error
+    return work() if num_chars <= INLINE_CHARS else await asyncio.to_thread(work)
 
 
 def _check_prompt(token_ids: list[int], backend: Backend, config: ServerConfig) -> None:

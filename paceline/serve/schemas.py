@@ -4,6 +4,7 @@ A field is honoured or refused, never ignored: an unknown one is an error that n
 this server does not do (tools, audio, ...) are refused with a reason. The few that only label a request are accepted.
 """
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, model_validator
@@ -30,6 +31,15 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
+def _check_unicode(data: dict[str, Any]) -> None:
+    """JSON can spell half a surrogate pair, wherever it has text; no tokenizer takes one."""
+    try:
+        json.dumps(data, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError):
+        message = "the body holds half of a surrogate pair, or is nested too deeply: send valid Unicode"
+        raise ApiError(400, message, code="invalid_unicode") from None
+
+
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -38,6 +48,7 @@ class Body(BaseModel):
     def _refuse_unsupported(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
+        _check_unicode(data)
         for name, (neutral, reason) in UNSUPPORTED.items():
             value = data.get(name)
             if value is not None and value not in neutral:

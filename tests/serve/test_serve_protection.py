@@ -2,6 +2,7 @@
 
 import json
 import logging
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from conftest import Running, running, wait_until
 
 from paceline.errors import InvalidOptionError
+from paceline.serve import middleware
 from paceline.serve.config import ServerConfig
 from paceline.serve.logs import JsonLines
 
@@ -67,8 +69,11 @@ def test_bodies_that_are_no_json_object(http: httpx.Client) -> None:
     assert error_of(http.post(CHAT, content=b"{", headers=headers), 400)["code"] == "invalid_json"
     assert error_of(http.post(CHAT, content=b"[1]", headers=headers), 400)
     assert error_of(http.post(CHAT, content=b'{"messages": 1}', headers={"content-type": "text/plain"}), 400)
-    lone_surrogate = b'{"prompt": "\\ud800"}'
-    assert error_of(http.post("/v1/completions", content=lone_surrogate, headers=headers), 400)
+    for field in (b'"stop"', b'"bad_words"', b'"user"', b'"model"', b'"\\ud800"'):
+        half_a_pair = b'{"prompt": "x", ' + field + b': "\\ud800"}'
+        error = error_of(http.post("/v1/completions", content=half_a_pair, headers=headers), 400)
+        assert error["code"] == "invalid_unicode"
+    assert error_of(http.post(CHAT, content=b'{"x": ' + b"[" * 5000 + b"]" * 5000 + b"}", headers=headers), 400)
     assert error_of(http.get("/v1/nothing"), 404)["type"] == "not_found_error"
     assert error_of(http.get(CHAT), 405)
 
@@ -149,6 +154,14 @@ def test_large_bodies_are_refused_by_length_and_as_they_come(keyed: httpx.Client
     assert error_of(keyed.post("/v1/completions", content=large, headers=headers), 413)
     pieces = (large[i : i + 500] for i in range(0, len(large), 500))  # chunked: no length is announced
     assert error_of(keyed.post("/v1/completions", content=pieces, headers=headers), 413)["code"] == "body_too_large"
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(strict: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "BODY_TIMEOUT_S", 0.1)
+    with socket.create_connection(("127.0.0.1", strict.port), timeout=10) as connection:
+        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer other\r\nContent-Length: 100\r\n\r\n{"
+        connection.sendall(head.encode())
+        assert b" 408 " in connection.recv(4096).splitlines()[0]
 
 
 def test_limits_on_prompt_tokens_and_choices(keyed: httpx.Client) -> None:
