@@ -1,8 +1,8 @@
 """Which layers should draft? A search for the subset that decodes fastest.
 
 Agreement is measured by teacher forcing. The target's own greedy outputs are written into a KV cache once; then one
-pass of a subset over all their positions says how often its next token is the target's. Each row is fed as a draft node:
-it attends to the target's keys and values before it and to itself, exactly as a first draft token would.
+pass of a subset over all their positions says how often its next token is the target's. Each row is fed as a draft
+node: it attends to the target's keys and values before it and to itself, exactly as a first draft token would.
 
 A subset with agreement a and cost c (its pass over the target's) is worth
 

@@ -1,18 +1,20 @@
 """`recycling`, token recycling: the target's own likeliest successors of each token, seen earlier, fill a tree.
 
-A table keeps, for every token, the tokens that the target last ranked highest after it. Every verified row updates it,
-rejected nodes included: what was computed and thrown away is used again. A draft fills a fixed tree shape from the
-table, level by level; the shape is the best one (tree_shape.py) for the acceptance by rank measured so far.
+A table keeps, for every token, the tokens that the target last ranked highest after it, and a second one the same for
+the last pairs of tokens, which is asked first. Every verified row updates both, rejected nodes included: what was
+computed and thrown away is used again. A draft fills a fixed tree shape from the tables, level by level; the
+shape is the best one (tree_shape.py) for the acceptance by rank measured so far.
 """
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from paceline.core.request import Request
-from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.core.tree import DraftTree
 from paceline.spec.proposer import Budget, Needs, RequestPass, StepContext
 from paceline.spec.services import Services
 from paceline.spec.top_tokens import top_tokens
@@ -22,6 +24,8 @@ from paceline.spec.trie import Trie
 # Acceptance by rank that a fresh engine starts with; what it measures takes over (weight: PRIOR_DRAFTS guesses).
 PRIOR_ACCEPTANCE = (0.45, 0.12, 0.06, 0.04, 0.03, 0.02, 0.02, 0.02)
 PRIOR_DRAFTS = 64.0
+MAX_PAIRS = 1 << 16
+NO_TOKEN = -1
 REPLAN_EVERY = 128  # verified positions between two looks at the tree's shape
 
 
@@ -32,6 +36,7 @@ class RecyclingProposer:
     def __init__(self, services: Services, largest: Budget, *, recycling_top_k: int) -> None:
         self._top_k = recycling_top_k
         self._successors: dict[int, list[int]] = {}  # token -> its likeliest successors, best first
+        self._after_pair: OrderedDict[tuple[int, int], list[int]] = OrderedDict()  # the same, two tokens back
         prior = [*PRIOR_ACCEPTANCE, *([PRIOR_ACCEPTANCE[-1]] * recycling_top_k)][:recycling_top_k]
         self._hits = [PRIOR_DRAFTS * chance for chance in prior]
         self._guesses = PRIOR_DRAFTS
@@ -62,22 +67,26 @@ class RecyclingProposer:
         """The prompt's own pairs go to the front of the table: it has no logits to learn from."""
         tokens = request.prompt_token_ids
         for token, successor in itertools.pairwise(tokens):
-            known = self._successors.get(token, [])
-            self._successors[token] = [successor, *(t for t in known if t != successor)][: self._top_k]
+            self._successors[token] = self._in_front(successor, self._successors.get(token, []))
+        for i in range(2, len(tokens)):
+            pair = (tokens[i - 2], tokens[i - 1])
+            self._after_pair[pair] = self._in_front(tokens[i], self._after_pair.get(pair, []))
+
+    def _in_front(self, successor: int, known: list[int]) -> list[int]:
+        return [successor, *(token for token in known if token != successor)][: self._top_k]
 
     def _measure(self, verified: RequestPass) -> None:
         """At which rank did the table hold the tokens that came? Judged before the table learns from them."""
         if verified.logits_row < 0 or not verified.new_token_ids:
             return
-        before = verified.request.token_ids[-len(verified.new_token_ids) - 1]
-        for token in verified.new_token_ids:
-            known = self._successors.get(before)
-            if known is not None:
+        tokens = verified.request.token_ids
+        for i in range(len(tokens) - len(verified.new_token_ids), len(tokens)):
+            known = self._known(tokens[i - 2] if i > 1 else NO_TOKEN, tokens[i - 1])
+            if known:
                 self._guesses += 1.0
                 self._since_plan += 1
-                if token in known:
-                    self._hits[known.index(token)] += 1.0
-            before = token
+                if tokens[i] in known:
+                    self._hits[known.index(tokens[i])] += 1.0
 
     def _update(self, passes: Sequence[RequestPass], logits: Tensor) -> None:
         rows = list(_verified_rows(passes))
@@ -85,9 +94,23 @@ class RecyclingProposer:
             return
         chosen = logits
         if len(rows) != logits.shape[0]:
-            chosen = logits[torch.tensor([row for row, _ in rows], device=logits.device)]
-        for (_, token), successors in zip(rows, top_tokens(chosen, self._top_k).tolist(), strict=True):
+            chosen = logits[torch.tensor([row for row, _, _ in rows], device=logits.device)]
+        for (_, before, token), successors in zip(rows, top_tokens(chosen, self._top_k).tolist(), strict=True):
             self._successors[token] = successors
+            self._after_pair[before, token] = successors
+            self._after_pair.move_to_end((before, token))
+        while len(self._after_pair) > MAX_PAIRS:
+            self._after_pair.popitem(last=False)
+
+    def _known(self, before: int, token: int) -> list[int]:
+        """The likeliest successors of `token` after `before`, then those after anything."""
+        particular = self._after_pair.get((before, token))
+        general = self._successors.get(token, [])
+        if particular is None:
+            return general
+        if len(particular) >= self._top_k:
+            return particular
+        return [*particular, *(t for t in general if t not in particular)][: self._top_k]
 
     def _shape(self, budget: Budget) -> TreeShape:
         if self._since_plan >= REPLAN_EVERY:
@@ -98,25 +121,30 @@ class RecyclingProposer:
         return self._shapes[budget]
 
     def _draft(self, request: Request, budget: Budget) -> DraftTree:
-        if request.token_ids[-1] not in self._successors:
-            return EMPTY_TREE
+        tokens = request.token_ids
         shape, acceptance = self._shape(budget), self.acceptance
         trie = Trie()
-        node_of: dict[int, int | None] = {-1: -1}  # node of the shape -> node of the tree, None where unknown
-        for i, (parent, rank) in enumerate(zip(shape.parents, shape.ranks, strict=True)):
-            above = node_of[parent]
-            token = request.token_ids[-1] if above == -1 else trie.token_ids[above] if above is not None else -1
-            successors = self._successors.get(token, [])
-            node_of[i] = None
-            if above is not None and rank < len(successors):
-                node_of[i] = trie.add(above, successors[rank], acceptance[rank])
+        # node of the shape -> (node of the tree, its parent's token, its own), or None where nothing is known
+        placed: list[tuple[int, int, int] | None] = [(-1, tokens[-2] if len(tokens) > 1 else NO_TOKEN, tokens[-1])]
+        for parent, rank in zip(shape.parents, shape.ranks, strict=True):
+            above = placed[parent + 1]
+            successors = [] if above is None else self._known(above[1], above[2])
+            if above is None or rank >= len(successors):
+                placed.append(None)
+                continue
+            node = trie.add(above[0], successors[rank], acceptance[rank])
+            placed.append((node, above[2], successors[rank]))
         return trie.tree()
 
 
-def _verified_rows(passes: Sequence[RequestPass]) -> Iterator[tuple[int, int]]:
-    """(logits row, its token) of every root and node in the pass."""
+def _verified_rows(passes: Sequence[RequestPass]) -> Iterator[tuple[int, int, int]]:
+    """(logits row, the token before, its token) of every root and node in the pass."""
     for verified in passes:
-        if verified.logits_row >= 0:
-            root = verified.request.token_ids[verified.start + verified.num_committed - 1]
-            for i, token in enumerate([root, *verified.draft.token_ids]):
-                yield verified.logits_row + i, token
+        if verified.logits_row < 0:
+            continue
+        tokens, draft = verified.request.token_ids, verified.draft
+        root = verified.start + verified.num_committed - 1
+        yield verified.logits_row, tokens[root - 1] if root > 0 else NO_TOKEN, tokens[root]
+        for i, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
+            before = tokens[root] if parent < 0 else draft.token_ids[parent]
+            yield verified.logits_row + 1 + i, before, token
