@@ -79,8 +79,8 @@ class Backend(Protocol):
         """Totals since the start of the backend, where it has them."""
         ...
 
-    def seconds(self) -> dict[str, float]:
-        """Where the time went since the start of the backend: schedule, execute, verify, commit, propose."""
+    def figures(self) -> dict[str, float]:
+        """Totals since the start of the backend: passes, and seconds by phase; empty where a server does not say."""
         ...
 
     def describe(self) -> dict[str, Any]:

@@ -53,10 +53,11 @@ class EngineBackend:
     def counts(self) -> SpeculationCounts | None:
         return None  # every answer carries its own
 
-    def seconds(self) -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
         stats = self.llm.stats()
         drafting = sum(method.get("draft_s", 0.0) for method in stats["speculation"].values())
-        return dict(stats["step_seconds"]) | {"draft": drafting}
+        seconds = {f"{phase}_s": value for phase, value in stats["step_seconds"].items()}
+        return {"num_passes": stats["num_steps"], **seconds, "draft_s": drafting}
 
     def describe(self) -> dict[str, Any]:
         return {"backend": "engine", "model": self._name, "speculative_config": self._config}

@@ -29,6 +29,7 @@ class Recorded:
     top_token_ids: list[list[int]]  # [output position][rank]: the target's likeliest tokens there
     temperature: float
     vocab_size: int
+    seed: int = 0
 
 
 def record(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[Recorded]:
@@ -48,7 +49,7 @@ def record(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[Reco
     asked = [llm.chat_prompt([{"role": "user", "content": p.text}]) if p.chat and chat else p.text for p in prompts]
     vocab_size = llm.engine.model.decoder.config.vocab_size
     recorded = []
-    for prompt, output in zip(prompts, llm.generate(asked, params), strict=True):
+    for i, (prompt, output) in enumerate(zip(prompts, llm.generate(asked, params), strict=True)):
         if output.error is not None:
             raise output.error
         completion = output.outputs[0]
@@ -62,6 +63,7 @@ def record(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[Reco
                 [list(position.top) for position in completion.logprobs],
                 sampling.temperature,
                 vocab_size,
+                sampling.seed + i,
             )
         )
     return recorded

@@ -27,7 +27,7 @@ class LatencyTarget:
 def summarize(
     answers: Sequence[Answer],
     server_counts: SpeculationCounts | None = None,  # of the run, where answers carry none
-    seconds: dict[str, float] | None = None,  # where the engine's time went during the run
+    figures: dict[str, float] | None = None,  # passes of the engine and seconds by phase, during the run
     target: LatencyTarget | None = None,
 ) -> dict[str, Any]:
     """Ready for JSON. Times in seconds, speeds in tokens per second."""
@@ -53,7 +53,7 @@ def summarize(
         "e2e_s": percentiles([a.e2e_s for a in good]),
         "speculation": _speculation(good, server_counts),
         "by_category": _by_category(good),
-        "seconds": seconds or {},
+        "engine": figures or {},
     }
     if target is not None:
         num_met = sum(target.met_by(a) for a in good)

@@ -40,11 +40,11 @@ def run_cell(
     num_requests = grid.requests_of(cell.load)
     sampling = Sampling(**(asdict(grid.sampling) | {"temperature": cell.temperature}))
     asyncio.run(_warm_up(backend, cell, sampling, num_requests, options))
-    counts_before, seconds_before = backend.counts(), backend.seconds()
+    counts_before, figures_before = backend.counts(), backend.figures()
     answers = asyncio.run(offer(backend, take(cell.workload, num_requests), sampling, cell.load, progress))
     counts = _difference(backend.counts(), counts_before)
-    seconds = {name: value - seconds_before.get(name, 0.0) for name, value in backend.seconds().items()}
-    return answers, summarize(answers, counts, seconds, options.target)
+    figures = {name: value - figures_before.get(name, 0.0) for name, value in backend.figures().items()}
+    return answers, summarize(answers, counts, figures, options.target)
 
 
 def run_sweep(

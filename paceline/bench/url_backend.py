@@ -105,8 +105,8 @@ class UrlBackend:
             return None
         return speculation_counts(body) if status == 200 else None
 
-    def seconds(self) -> dict[str, float]:
-        return {}  # a server does not say
+    def figures(self) -> dict[str, float]:
+        return {}
 
     def describe(self) -> dict[str, Any]:
         return {"backend": "url", "url": self.url, "model": self.model}

@@ -1,0 +1,112 @@
+"""How quickly `auto` follows a change: random text, then repetitive text, then random again, in one running engine.
+
+In each phase all requests start together. The same phase is also run with every fixed setting on an engine of its own;
+the best of them is what auto should reach. Speeds are compared over windows of steps counted from the phase's start.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.bench.backend import Sampling
+from paceline.bench.grid import parse_setting
+from paceline.bench.workloads import Prompt, take
+from paceline.core.sampling_params import SamplingParams
+from paceline.llm import LLM
+
+PHASES = ("random", "repetitive", "random")
+WITHIN_STEPS, WINDOW, SHARE = 50, 25, 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseResult:
+    workload: str
+    best: str
+    best_tokens_per_s: float  # of the best fixed setting, after WITHIN_STEPS
+    auto_tokens_per_s: float  # of auto, over the same steps
+    reached_after: int | None  # first step from which a window of auto is at SHARE of the best
+
+    @property
+    def holds(self) -> bool:
+        return self.reached_after is not None and self.reached_after <= WITHIN_STEPS
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "phase": self.workload,
+            "best fixed": self.best,
+            "best tok/s": round(self.best_tokens_per_s, 1),
+            "auto tok/s": round(self.auto_tokens_per_s, 1),
+            "share": round(self.auto_tokens_per_s / self.best_tokens_per_s, 3),
+            f"steps to {SHARE:.0%}": self.reached_after,
+            "holds": "yes" if self.holds else "NO",
+        }
+
+
+def measure_adaptation(
+    model: str,
+    settings: Sequence[str],  # fixed ones to compare with
+    *,
+    concurrency: int = 1,
+    sampling: Sampling | None = None,
+    phases: Sequence[str] = PHASES,
+    **options: Any,
+) -> list[PhaseResult]:
+    sampling = sampling or Sampling(max_tokens=160)
+    auto = LLM(model, {"method": "auto"}, **options)
+    loaded = auto.engine.model
+    results = []
+    for number, workload in enumerate(phases):
+        prompts = take(workload, concurrency, skip=number * concurrency)
+        curves = {"auto": _trace(auto, prompts, sampling)}
+        for name in settings:
+            fixed = LLM(loaded, parse_setting(name).config, **options)
+            curves[name] = _trace(fixed, prompts, sampling)
+        results.append(_compare(workload, curves))
+    return results
+
+
+def _trace(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[tuple[float, int]]:
+    """(seconds since the start, tokens so far) after every step."""
+    params = [
+        SamplingParams(
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens,
+            seed=sampling.seed + i,
+            ignore_eos=sampling.ignore_eos,
+        )
+        for i in range(len(prompts))
+    ]
+    chat = getattr(llm.get_tokenizer(), "has_chat_template", False)
+    asked = [llm.chat_prompt([{"role": "user", "content": p.text}]) if p.chat and chat else p.text for p in prompts]
+    before, begin_s = _emitted(llm), time.perf_counter()
+    trace: list[tuple[float, int]] = []
+    llm.generate(
+        asked, params, on_step=lambda done, total: trace.append((time.perf_counter() - begin_s, _emitted(llm) - before))
+    )
+    return trace
+
+
+def _emitted(llm: LLM) -> int:
+    return sum(method["num_emitted_tokens"] for method in llm.stats()["speculation"].values())
+
+
+def _compare(workload: str, traces: dict[str, list[tuple[float, int]]]) -> PhaseResult:
+    late = {name: speed_between(trace, WITHIN_STEPS, None) for name, trace in traces.items()}
+    best = max((name for name in traces if name != "auto"), key=lambda name: late[name])
+    reached = None
+    for begin in range(max(1, len(traces["auto"]) - WINDOW)):
+        if speed_between(traces["auto"], begin, begin + WINDOW) >= SHARE * late[best]:
+            reached = begin
+            break
+    return PhaseResult(workload, best, late[best], late["auto"], reached)
+
+
+def speed_between(trace: Sequence[tuple[float, int]], begin: int, end: int | None) -> float:
+    """Tokens per second between two steps; a run that ended before `begin` is judged by its second half."""
+    begin = min(begin, len(trace) // 2)
+    end = len(trace) - 1 if end is None else min(end, len(trace) - 1)
+    if end <= begin:
+        return 0.0
+    (begin_s, begin_tokens), (end_s, end_tokens) = trace[begin], trace[end]
+    return (end_tokens - begin_tokens) / (end_s - begin_s)

@@ -1,0 +1,65 @@
+"""The claim "never slower", as a table: auto against plain and against the best fixed setting, in every cell."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.bench.analysis import PLAIN, Analysis, Point
+from paceline.lab.charts import HeatMap
+
+AUTO = "auto"
+LEAST_OF_PLAIN, LEAST_OF_BEST = 0.97, 0.95
+DEFAULT_SETTINGS = ("plain", "auto", "ngram:2", "ngram:4", "suffix:4", "suffix:8", "suffix:16")
+DEFAULT_WORKLOADS = ("repetitive", "code", "chat", "random")
+DEFAULT_CONCURRENCIES = (1, 2, 4, 8, 16, 32)
+DEFAULT_TEMPERATURES = (0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    point: Point
+    of_plain: float  # median over repeats of auto / plain
+    of_best: float  # medians: auto / the best of plain and the fixed settings
+    best: str
+
+    @property
+    def holds(self) -> bool:
+        return self.of_plain >= LEAST_OF_PLAIN and self.of_best >= LEAST_OF_BEST
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "workload": self.point.workload,
+            "T": self.point.temperature,
+            "concurrency": self.point.load_name,
+            "auto / plain": round(self.of_plain, 3),
+            "best fixed": self.best,
+            "auto / best": round(self.of_best, 3),
+            "holds": "yes" if self.holds else "NO",
+        }
+
+
+def verdicts(analysis: Analysis) -> list[Verdict]:
+    """One per point where auto, plain and at least one fixed setting were measured."""
+    fixed = [setting for setting in analysis.settings if setting != AUTO]
+    result = []
+    for point in analysis.points:
+        auto, best = analysis.cells.get((AUTO, point)), analysis.best(point, fixed)
+        if auto is None or best is None or (PLAIN, point) not in analysis.cells or auto.speedup is None:
+            continue
+        of_best = auto.tokens_per_s.value / best.tokens_per_s.value
+        result.append(Verdict(point, auto.speedup.value, of_best, best.setting))
+    return result
+
+
+def heat_map(found: list[Verdict]) -> HeatMap:
+    """auto over plain: workloads and temperatures down, concurrency across."""
+    rows = sorted({(v.point.workload, v.point.temperature) for v in found})
+    columns = sorted({v.point.concurrency for v in found})
+    value = {((v.point.workload, v.point.temperature), v.point.concurrency): v.of_plain for v in found}
+    return HeatMap(
+        "auto over plain decoding",
+        "concurrency",
+        "",
+        [str(column) for column in columns],
+        [f"{workload}, T={temperature:g}" for workload, temperature in rows],
+        [[value.get((row, column)) for column in columns] for row in rows],
+    )

@@ -1,0 +1,224 @@
+"""`paceline bench`: measure, sweep, report, replay.
+
+paceline bench run    --setting ngram:4 --workload code --concurrency 4
+paceline bench sweep  --setting plain auto ngram:4 suffix:8 --workload chat code --concurrency 1 8 --out runs.jsonl
+paceline bench sweep  --setting plain=http://localhost:8000 ngram=http://localhost:8001 --out vllm.jsonl
+paceline bench report runs.jsonl --out report.html --config-out config.json
+paceline bench never-slower | adapt | predict | overhead | curve | record | replay
+"""
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli import bench_claims, options
+from paceline.cli.lab import format_table
+
+if TYPE_CHECKING:
+    from paceline.bench.backend import Backend
+    from paceline.bench.grid import Grid, Setting
+    from paceline.bench.sweep import MakeBackend
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    verbs = parser.add_subparsers(dest="bench_verb", required=True, metavar="VERB")
+    single = verbs.add_parser("run", help="one setting on one workload, printed")
+    single.add_argument("--setting", default="auto", help="plain, auto, METHOD:K, JSON or NAME=URL (default: auto)")
+    single.add_argument("--workload", default="all", help="category, list of them, all, or a file (default: all)")
+    single.add_argument("--concurrency", type=int)
+    single.add_argument("--rate", type=float, metavar="PER_S", help="open loop: Poisson arrivals instead of users")
+    single.add_argument("--temperature", type=float, default=0.0)
+    single.set_defaults(bench_run=_run)
+    add_run_arguments(single)
+    sweep = verbs.add_parser("sweep", help="settings x workloads x temperatures x loads, resumable")
+    sweep.add_argument("--setting", nargs="+", default=["plain", "auto"], metavar="SETTING")
+    sweep.add_argument("--k", type=int, nargs="+", default=[], help="with --method: each method at each of these K")
+    sweep.add_argument("--method", nargs="+", default=[], help="with --k")
+    add_sweep_arguments(sweep)
+    sweep.set_defaults(bench_run=_sweep)
+    report = verbs.add_parser("report", help="one HTML page from records, and a configuration to serve with")
+    report.add_argument("records", nargs="+", help="files written by sweep")
+    report.add_argument("--out", default="report.html")
+    report.add_argument("--config-out", metavar="FILE", help="the recommended configuration, for serve --config")
+    report.add_argument("--title", default="Paceline benchmark")
+    report.set_defaults(bench_run=_report)
+    bench_claims.add_verbs(verbs)
+    for verb in verbs.choices.values():
+        verb.add_argument("--json", action="store_true", help="JSON instead of a table")
+
+
+def run(args: argparse.Namespace) -> int:
+    return int(args.bench_run(args))
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    options.add_model_arguments(parser)
+    parser.add_argument("--requests", type=int, help="per run (default: twice the users, at least 4)")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--natural-end", action="store_true", help="let answers end by themselves (default: full length)"
+    )
+    parser.add_argument("--warm-up", type=int, metavar="N", help="requests before the clock starts")
+    parser.add_argument("--ttft-target", type=float, metavar="S", help="goodput: latest first token")
+    parser.add_argument("--tpot-target", type=float, metavar="S", help="goodput: slowest time per token")
+
+
+def add_sweep_arguments(parser: argparse.ArgumentParser, **defaults: Any) -> None:
+    parser.add_argument("--workload", nargs="+", default=defaults.get("workload", ["chat", "code", "repetitive"]))
+    parser.add_argument("--temperature", type=float, nargs="+", default=defaults.get("temperature", [0.0]))
+    parser.add_argument("--concurrency", type=int, nargs="+", default=defaults.get("concurrency", [1, 8]))
+    parser.add_argument("--rate", type=float, nargs="+", default=[], metavar="PER_S", help="open loop loads as well")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument(
+        "--out", default=defaults.get("out", "runs.jsonl"), help="records; a rerun goes on where it was"
+    )
+    add_run_arguments(parser)
+
+
+def make_grid(args: argparse.Namespace, settings: list[str], loads: list[Any]) -> "Grid":
+    from paceline.bench.backend import Sampling
+    from paceline.bench.grid import Grid, parse_setting
+
+    def listed(value: Any) -> list[Any]:
+        return value if isinstance(value, list) else [value]
+
+    grid = Grid(
+        [parse_setting(text) for text in settings],
+        listed(args.workload),
+        listed(args.temperature),
+        loads,
+        getattr(args, "repeats", 1),
+        Sampling(max_tokens=args.max_tokens, seed=args.seed, ignore_eos=not args.natural_end),
+        args.requests,
+        args.model,
+    )
+    grid.check()
+    return grid
+
+
+def loads_of(args: argparse.Namespace) -> list[Any]:
+    from paceline.bench.load import Load
+
+    return [*(Load(concurrency=c) for c in args.concurrency), *(Load(rate_per_s=rate) for rate in args.rate)]
+
+
+def backend_maker(args: argparse.Namespace) -> "MakeBackend":
+    """Backends for settings; our engine's weights are loaded once and shared."""
+    loaded: dict[str, Any] = {}
+
+    def make(setting: "Setting") -> "Backend":
+        if setting.url is not None:
+            from paceline.bench.url_backend import UrlBackend
+
+            return UrlBackend(setting.url)
+        from paceline.bench.engine_backend import EngineBackend
+        from paceline.llm import AsyncLLM
+
+        given = options.model_options(args)
+        llm = AsyncLLM(loaded.get("model", args.model), setting.config, **given)
+        loaded["model"] = llm.engine.model
+        return EngineBackend(llm, setting.config, args.model)
+
+    return make
+
+
+def run_options(args: argparse.Namespace) -> Any:
+    from paceline.bench.summary import LatencyTarget
+    from paceline.bench.sweep import RunOptions
+
+    target = None
+    if args.ttft_target is not None or args.tpot_target is not None:
+        target = LatencyTarget(args.ttft_target, args.tpot_target)
+    return RunOptions(args.warm_up, target)
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def sweep_to_records(args: argparse.Namespace, settings: list[str]) -> list[dict[str, Any]]:
+    """Run what is missing; the grid's own records, old and new."""
+    from paceline.bench.records import RecordFile
+    from paceline.bench.sweep import run_sweep
+
+    grid = make_grid(args, settings, loads_of(args))
+    records = RecordFile(args.out)
+    facts = {key: value for key, value in vars(args).items() if not callable(value)}
+    run_sweep(grid, backend_maker(args), records, run_options(args), say, facts)
+    keys = {grid.key(cell) for cell in grid.cells()}
+    latest = {record["key"]: record for record in records.records if record["key"] in keys}
+    return list(latest.values())
+
+
+def _run(args: argparse.Namespace) -> int:
+    from paceline.bench.load import Load
+    from paceline.bench.provenance import provenance
+    from paceline.bench.sweep import run_cell
+
+    concurrency = args.concurrency if args.rate is not None else args.concurrency or 1
+    load = Load(concurrency=concurrency, rate_per_s=args.rate)
+    grid = make_grid(args, [args.setting], [load])
+    cell = next(grid.cells())
+    backend = backend_maker(args)(cell.setting)
+    try:
+        _, summary = run_cell(backend, grid, cell, run_options(args), _progress)
+        described = backend.describe()
+    finally:
+        backend.close()
+    record = {"cell": cell.describe(), "summary": summary, "backend": described, "provenance": provenance()}
+    if not args.json:
+        say("")
+        print(format_table(_summary_rows(summary)))
+    print(json.dumps(record))
+    return 1 if summary["num_failed"] else 0
+
+
+def _progress(done: int, total: int) -> None:
+    print(f"\r{done}/{total} answered", end="", file=sys.stderr, flush=True)
+
+
+def _summary_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = []
+    for name, value in summary.items():
+        if isinstance(value, dict) and "p50" in value:
+            rows.append({"figure": name, "value": value["p50"], "p95": value["p95"], "p99": value["p99"]})
+        elif isinstance(value, int | float):
+            rows.append({"figure": name, "value": value, "p95": None, "p99": None})
+    for name, value in (summary.get("speculation") or {}).items():
+        if isinstance(value, int | float):
+            rows.append({"figure": name, "value": value, "p95": None, "p99": None})
+    return rows
+
+
+def _sweep(args: argparse.Namespace) -> int:
+    from paceline.bench.analysis import analyse, table
+
+    settings = [*args.setting, *(f"{method}:{k}" for method in args.method for k in args.k)]
+    records = sweep_to_records(args, settings)
+    analysis = analyse(records)
+    rows = table(analysis)
+    print(json.dumps(rows) if args.json else format_table(rows))
+    for record in analysis.failed:
+        say(f"failed and left out: {record['cell']['setting']}, {record['error']}")
+    say(f"records: {args.out}; pictures: paceline bench report {args.out}")
+    return 1 if analysis.failed else 0
+
+
+def _report(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from paceline.bench.analysis import analyse
+    from paceline.bench.recommend import recommend
+    from paceline.bench.records import read_records
+    from paceline.bench.report import report_html
+
+    records = read_records(args.records)
+    Path(args.out).write_text(report_html(records, args.title), encoding="utf-8")
+    advice = recommend(analyse(records))
+    if args.config_out:
+        config = {"speculative_config": advice["speculative_config"]}
+        Path(args.config_out).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(advice) if args.json else f"{args.out}: {advice['reason']}")
+    return 0

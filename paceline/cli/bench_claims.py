@@ -1,0 +1,217 @@
+"""The verbs of `paceline bench` behind single claims: each prints its table, writes its figures and draws its picture."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from paceline.cli import options
+from paceline.cli.lab import format_table
+
+
+def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    from paceline.cli.bench import add_sweep_arguments
+
+    never = verbs.add_parser("never-slower", help="auto against plain and the best fixed setting, in every cell")
+    never.add_argument("--setting", nargs="+", help="plain, auto and the fixed settings (default: a fair choice)")
+    grid = {
+        "workload": ["repetitive", "code", "chat", "random"],
+        "temperature": [0.0, 1.0],
+        "concurrency": [1, 2, 4, 8, 16, 32],
+    }
+    add_sweep_arguments(never, **grid, out="never-slower.jsonl")
+    never.set_defaults(bench_run=_never_slower)
+
+    adapt = verbs.add_parser("adapt", help="random, then repetitive, then random text in one running engine")
+    adapt.add_argument("--setting", nargs="+", default=["plain", "ngram:4", "suffix:8", "suffix:16"])
+    adapt.add_argument("--concurrency", type=int, default=1)
+    adapt.add_argument("--max-tokens", type=int, default=160)
+    options.add_model_arguments(adapt)
+    adapt.set_defaults(bench_run=_adapt)
+
+    predict = verbs.add_parser("predict", help="the lab's model against a sweep's measured speedups")
+    predict.add_argument("records", nargs="+")
+    predict.add_argument(
+        "--curve", nargs="+", required=True, metavar="[T=]FILE", help="from bench curve, by temperature"
+    )
+    predict.set_defaults(bench_run=_predict)
+
+    overhead = verbs.add_parser("overhead", help="the controller's own time as a share of the step")
+    overhead.add_argument("--batch", type=int, nargs="+", default=[1, 32])
+    overhead.add_argument("--workload", nargs="+", default=["chat", "repetitive"])
+    overhead.add_argument("--max-tokens", type=int, default=64)
+    options.add_model_arguments(overhead)
+    overhead.set_defaults(bench_run=_overhead)
+
+    curve = verbs.add_parser("curve", help="what a step of n rows costs")
+    curve.add_argument("--rows", type=int, nargs="+")
+    curve.add_argument("--temperature", type=float, default=0.0)
+    curve.add_argument("--rounds", type=int, default=3)
+    options.add_model_arguments(curve)
+    curve.set_defaults(bench_run=_curve)
+
+    record = verbs.add_parser("record", help="keep what the target says, for replay")
+    record.add_argument("--workload", default="all")
+    record.add_argument("--requests", type=int, default=32)
+    record.add_argument("--temperature", type=float, default=0.0)
+    record.add_argument("--max-tokens", type=int, default=128)
+    options.add_model_arguments(record)
+    record.set_defaults(bench_run=_record)
+
+    replay = verbs.add_parser("replay", help="any method, K or tree on a recording, without the model")
+    replay.add_argument("recording")
+    replay.add_argument("--setting", nargs="+", default=["ngram:4", "suffix:8", "recycling", "merge", "auto"])
+    replay.add_argument("--concurrency", type=int, default=1)
+    replay.add_argument("--curve", metavar="FILE", help="pass cost, for the expected speedup")
+    replay.add_argument("--live", metavar="MODEL", help="also run the engine, and compare the acceptance")
+    replay.set_defaults(bench_run=_replay)
+    for verb in (never, adapt, predict, overhead, curve):
+        verb.add_argument("--plot", metavar="FILE", help="draw it: a .svg file, or .png with the plot extra")
+    for verb in (adapt, predict, overhead, curve, record, replay):
+        verb.add_argument("--out", metavar="FILE", required=verb is record, help="write the figures there, as JSON")
+
+
+def _finish(args: argparse.Namespace, rows: list[dict[str, Any]], holds: bool = True, **more: Any) -> int:
+    """Table, JSON with provenance, and the exit code: 1 where the claim did not hold."""
+    from paceline.bench.provenance import provenance
+
+    result = {"rows": rows, **more, "provenance": provenance()}
+    if not args.json:
+        print(format_table(rows))
+    print(json.dumps(result))
+    if getattr(args, "out", None) and args.bench_verb != "never-slower":
+        Path(args.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0 if holds else 1
+
+
+def _never_slower(args: argparse.Namespace) -> int:
+    from paceline.bench.analysis import analyse
+    from paceline.bench.never_slower import DEFAULT_SETTINGS, heat_map, verdicts
+    from paceline.cli.bench import sweep_to_records
+    from paceline.errors import InvalidOptionError
+    from paceline.lab.charts import save
+
+    analysis = analyse(sweep_to_records(args, list(args.setting or DEFAULT_SETTINGS)))
+    found = verdicts(analysis)
+    if not found:
+        raise InvalidOptionError(
+            "never-slower needs the settings plain and auto and at least one load with --concurrency"
+        )
+    if args.plot:
+        save(heat_map(found), args.plot)
+    holds = all(verdict.holds for verdict in found) and not analysis.failed
+    summary = {
+        "cells": len(found),
+        "held": sum(verdict.holds for verdict in found),
+        "failed_runs": len(analysis.failed),
+    }
+    return _finish(args, [verdict.row() for verdict in found], holds, **summary)
+
+
+def _adapt(args: argparse.Namespace) -> int:
+    from paceline.bench.adapt import measure_adaptation
+    from paceline.bench.backend import Sampling
+
+    found = measure_adaptation(
+        args.model,
+        args.setting,
+        concurrency=args.concurrency,
+        sampling=Sampling(max_tokens=args.max_tokens),
+        **options.model_options(args),
+    )
+    return _finish(args, [phase.row() for phase in found], all(phase.holds for phase in found))
+
+
+def _predict(args: argparse.Namespace) -> int:
+    from paceline.bench.analysis import analyse
+    from paceline.bench.predict import TOLERANCE, chart, predictions
+    from paceline.bench.records import read_records
+    from paceline.errors import InvalidOptionError
+    from paceline.lab.charts import save
+    from paceline.lab.pass_cost import PassCost
+
+    curves = {}
+    for text in args.curve:
+        temperature, separator, path = text.partition("=")
+        curves[float(temperature) if separator else 0.0] = PassCost.load(path if separator else text)
+    found = predictions(analyse(read_records(args.records)), curves)
+    if not found:
+        raise InvalidOptionError("no cell of the records has a plain run beside it and the engine's own figures")
+    if args.plot:
+        save(chart(found), args.plot)
+    share = sum(abs(prediction.error) <= TOLERANCE for prediction in found) / len(found)
+    return _finish(args, [prediction.row() for prediction in found], share >= 0.9, share_within_tolerance=share)
+
+
+def _overhead(args: argparse.Namespace) -> int:
+    from paceline.bench.overhead import measure_overhead
+
+    rows = measure_overhead(args.model, args.batch, args.workload, args.max_tokens, **options.model_options(args))
+    return _finish(args, rows, all(row["holds"] == "yes" for row in rows))
+
+
+def _curve(args: argparse.Namespace) -> int:
+    from paceline.bench.curve import DEFAULT_ROWS, measure_curve
+    from paceline.lab.charts import LineChart, Series, save
+
+    rows = args.rows or DEFAULT_ROWS
+    given = options.model_options(args)
+    curve = measure_curve(args.model, rows, temperature=args.temperature, num_rounds=args.rounds, **given)
+    points = list(zip(curve.rows, curve.seconds, strict=True))
+    if args.plot:
+        series = [Series(args.model, list(curve.rows), [1e3 * seconds for seconds in curve.seconds])]
+        save(LineChart("Cost of a step", "rows in the pass", "ms", series), args.plot)
+    printed = [
+        {
+            "rows": int(count),
+            "ms": 1e3 * seconds,
+            "of one row": seconds / curve.seconds[0],
+            "ms/row": 1e3 * seconds / count,
+        }
+        for count, seconds in points
+    ]
+    return _finish(args, printed, pass_cost={str(int(count)): seconds for count, seconds in points})
+
+
+def _record(args: argparse.Namespace) -> int:
+    from paceline.bench.backend import Sampling
+    from paceline.bench.recording import record, save_recording
+    from paceline.bench.workloads import take
+    from paceline.llm import LLM
+
+    llm = LLM(args.model, {"method": "none"}, **options.model_options(args))
+    sampling = Sampling(max_tokens=args.max_tokens, temperature=args.temperature)
+    recorded = record(llm, take(args.workload, args.requests), sampling)
+    save_recording(recorded, args.out)
+    num_tokens = sum(len(one.output_token_ids) for one in recorded)
+    print(json.dumps({"file": args.out, "requests": len(recorded), "tokens": num_tokens}))
+    return 0
+
+
+def _replay(args: argparse.Namespace) -> int:
+    from paceline.bench.grid import parse_setting
+    from paceline.bench.live import live_acceptance_length
+    from paceline.bench.recording import load_recording
+    from paceline.bench.replay import Replay
+    from paceline.lab.pass_cost import FREE, PassCost
+
+    recorded = load_recording(args.recording)
+    cost = PassCost.load(args.curve) if args.curve else FREE
+    loaded: Any = args.live
+    rows = []
+    for text in args.setting:
+        config = parse_setting(text).config
+        result = Replay(recorded, config, concurrency=args.concurrency, pass_cost=cost).run()
+        row: dict[str, Any] = {
+            "setting": text,
+            "tokens/pass": round(result.mean_acceptance_length, 4),
+            "accepted": round(result.draft_acceptance_rate, 4),
+            "drafted/pass": round(result.num_draft_tokens / result.num_steps, 2),
+        }
+        if args.curve:
+            row["expected speedup"] = round(result.speedup, 3)
+        if args.live:
+            live, loaded = live_acceptance_length(loaded, config, recorded, args.concurrency)
+            row |= {"live tokens/pass": round(live, 4), "error": f"{result.mean_acceptance_length / live - 1:+.2%}"}
+        rows.append(row)
+    return _finish(args, rows)
