@@ -9,13 +9,12 @@ a handful of candidate ids without touching the rest of the vocabulary.
     token = race(log_probs, keyed_uniform(key, vocab_size))      # ~ the distribution of log_probs
 
 `race` is argmax(score + Gumbel noise): with E = -log(1 - u) exponential, -log E is Gumbel. The hashes are integer
-arithmetic that wraps around, written once for numpy and torch, so the uniforms are the same bits on a CPU and a GPU.
+arithmetic that wraps around, so the uniforms are the same bits on a CPU and a GPU.
 """
 
 import enum
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +23,10 @@ from torch import Tensor
 
 from paceline.ops.sampling_types import FloatRow, IdRow, Probs
 
-IntArray = TypeVar("IntArray", npt.NDArray[np.int32], Tensor)
+BitRow = npt.NDArray[np.uint32]
 
 _MASK64 = (1 << 64) - 1
+_MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
 _BELOW_ONE = 1.0 - 2.0**-24  # the largest float32 below 1
 
 
@@ -74,37 +74,47 @@ def pick(u: float, probs: Probs) -> int:  # any positive sum
     return int(np.flatnonzero(probs)[-1])  # u * total was rounded up to the total itself
 
 
-def _mix32_(x: IntArray, key: int | IntArray = 0) -> IntArray:
-    """Mix int32 in place: multiply and xor-shift, with constants known for their low avalanche bias.
+def _mix32_(x: BitRow, key: int = 0) -> BitRow:
+    """Mix in place: multiply and xor-shift, with constants known for their low avalanche bias.
 
-    `key` enters between the two multiplications, where neither half can undo it. The masks make the shifts logical:
-    the operator alone would drag the sign along."""
+    `key` enters between the two multiplications, where neither half can undo it."""
+    shifted = np.empty_like(x)
+    x ^= np.right_shift(x, np.uint32(16), out=shifted)
+    x *= np.uint32(_MULTIPLIERS[0])
+    x ^= np.uint32(key)
+    x ^= np.right_shift(x, np.uint32(15), out=shifted)
+    x *= np.uint32(_MULTIPLIERS[1])
+    x ^= np.right_shift(x, np.uint32(16), out=shifted)
+    return x
+
+
+def _mix_rows_(x: Tensor, keys: Tensor) -> Tensor:  # [rows, n] int32, [rows, 1] int32
+    """`_mix32_` in int32, the only 32-bit numbers that every device multiplies; masks make the shifts logical."""
     x ^= (x >> 16) & 0xFFFF
-    x *= 0x7FEB352D
-    x ^= key
+    x *= _signed(_MULTIPLIERS[0])
+    x ^= keys
     x ^= (x >> 15) & 0x1FFFF
-    x *= 0x846CA68B - (1 << 32)
+    x *= _signed(_MULTIPLIERS[1])
     x ^= (x >> 16) & 0xFFFF
     return x
 
 
+def _signed(x: int) -> int:
+    """32 bits read as a signed number."""
+    return x - ((x >> 31) << 32)
+
+
 @lru_cache(maxsize=32)
-def _id_constants(size: int) -> npt.NDArray[np.int32]:
+def _id_constants(size: int) -> BitRow:
     """A well-mixed constant for every token id, so that a row has to mix only once more."""
-    ids = np.arange(1, size + 1, dtype=np.int32)
-    ids *= 0x9E3779B1 - (1 << 32)
+    ids = np.arange(1, size + 1, dtype=np.uint32)
+    ids *= np.uint32(0x9E3779B1)
     return _mix32_(_mix32_(ids), 0x5BD1E995)
 
 
 @lru_cache(maxsize=8)
 def _id_constants_on(size: int, device: torch.device) -> Tensor:
-    return torch.from_numpy(_id_constants(size)).to(device)
-
-
-def _halves(key: int) -> tuple[int, int]:
-    """A 64-bit key as two signed 32-bit numbers."""
-    low, high = key & 0xFFFFFFFF, key >> 32
-    return low - ((low >> 31) << 32), high - ((high >> 31) << 32)
+    return torch.from_numpy(_id_constants(size).view(np.int32)).to(device)
 
 
 def keyed_uniform(key: int, size: int, ids: IdRow | None = None) -> FloatRow:
@@ -112,11 +122,10 @@ def keyed_uniform(key: int, size: int, ids: IdRow | None = None) -> FloatRow:
 
     They come from 31 bits and are finest near 0 (float32 cannot be fine near 1), the end that decides who wins a race:
     a token that scores 25 below the best (odds of about 1e-11) is the first that cannot win."""
-    low, high = _halves(key)
     constants = _id_constants(size) if ids is None else _id_constants(size)[ids]
-    bits = _mix32_(constants + np.int32(low), high)
-    bits &= 0x7FFFFFFF
-    uniform = bits.astype(np.float32)
+    bits = _mix32_(constants + np.uint32(key & 0xFFFFFFFF), key >> 32)
+    bits &= np.uint32(0x7FFFFFFF)
+    uniform = bits.view(np.int32).astype(np.float32)  # 31 bits, so signed and unsigned are the same; signed is faster
     uniform += np.float32(0.5)
     uniform *= np.float32(2.0**-31)
     # Rounding to float32 makes 1.0 out of the topmost values.
@@ -125,8 +134,9 @@ def keyed_uniform(key: int, size: int, ids: IdRow | None = None) -> FloatRow:
 
 def keyed_uniform_rows(keys: Sequence[int], size: int, device: torch.device | str) -> Tensor:
     """The same numbers for many keys at once, [len(keys), size], on any device."""
-    halves = torch.tensor([_halves(key) for key in keys], dtype=torch.int32, device=device)
-    bits = _mix32_(_id_constants_on(size, torch.device(device)) + halves[:, :1], halves[:, 1:])
+    pairs = [(_signed(key & 0xFFFFFFFF), _signed(key >> 32)) for key in keys]
+    halves = torch.tensor(pairs, dtype=torch.int32, device=device)  # [keys, 2]
+    bits = _mix_rows_(_id_constants_on(size, torch.device(device)) + halves[:, :1], halves[:, 1:])
     uniform = bits.bitwise_and_(0x7FFFFFFF).to(torch.float32)
     return uniform.add_(0.5).mul_(2.0**-31).clamp_(max=_BELOW_ONE)
 
