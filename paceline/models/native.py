@@ -91,7 +91,7 @@ class NativeDecoder:
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of the packed weights: what a pass of one row has to read, but for the embedding."""
+        """What a pass has to read: all packed weights, but for an embedding that is not also the head."""
         return int(self._library.pl_model_weight_bytes(self._model))
 
     def set_num_threads(self, num_threads: int) -> None:

@@ -160,7 +160,11 @@ int32_t pl_model_set_vector(PlModel* model, int32_t part, int32_t layer, int32_t
 }
 
 void pl_model_tie_head(PlModel* model) { model->head = model->embed; }
-int64_t pl_model_weight_bytes(const PlModel* model) { return (int64_t)model->arena.total(); }
+int64_t pl_model_weight_bytes(const PlModel* model) {
+  const Matrix& embed = model->embed;
+  const bool tied = model->head.data == embed.data;
+  return (int64_t)(model->arena.total() - (tied ? 0 : embed.panel_bytes * embed.num_panels));
+}
 void pl_model_set_threads(PlModel* model, int32_t num_threads) { model->config.num_threads = num_threads; }
 int32_t pl_natural_format(int32_t source) { return natural_format(source); }
 

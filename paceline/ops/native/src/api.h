@@ -40,7 +40,7 @@ int32_t pl_model_set_matrix(PlModel* model, int32_t part, int32_t layer, int32_t
                             int32_t k, const void* data, const float* bias);
 int32_t pl_model_set_vector(PlModel* model, int32_t part, int32_t layer, int32_t n, const float* data);
 void pl_model_tie_head(PlModel* model);
-int64_t pl_model_weight_bytes(const PlModel* model);
+int64_t pl_model_weight_bytes(const PlModel* model);  // that a pass reads
 void pl_model_set_threads(PlModel* model, int32_t num_threads);
 int32_t pl_forward(PlModel* model, const PlBatch* batch);
 int32_t pl_natural_format(int32_t source);

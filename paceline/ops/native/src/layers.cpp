@@ -348,3 +348,70 @@ int32_t pl_model_unpack_rows(const PlModel* model, int32_t head, const int32_t* 
   return PL_OK;
 }
 }
+
+namespace {
+
+// 2^x for x <= 0 to about 1e-7 of its value, in operations that a compiler turns into vectors
+inline float exp2_fast(float x) {
+  x = x < -120.0f ? -120.0f : x;
+  const int whole = (int)(x - 0.5f);  // rounds to nearest, since x <= 0
+  const float part = x - (float)whole;
+  float p = 1.5403530e-4f;
+  p = p * part + 1.3333558e-3f;
+  p = p * part + 9.6181291e-3f;
+  p = p * part + 5.5504109e-2f;
+  p = p * part + 2.4022651e-1f;
+  p = p * part + 6.9314718e-1f;
+  p = p * part + 1.0f;
+  const int bits = (whole + 127) << 23;
+  float scale;
+  memcpy(&scale, &bits, 4);
+  return p * scale;
+}
+
+void top_of_row(const float* x, int n, int k, int32_t* ids, float* log_probs) {
+  constexpr float kLog2E = 1.44269504f;
+  constexpr int kStretch = 64;
+  int count = 0;
+  float highest = x[0];
+  for (int begin = 0; begin < n; begin += kStretch) {
+    const int end = std::min(n, begin + kStretch);
+    float best = x[begin];
+    for (int i = begin; i < end; i++) best = x[i] > best ? x[i] : best;
+    highest = std::max(highest, best);
+    if (count == k && !(best > log_probs[k - 1])) continue;  // nothing here comes among the first k
+    for (int i = begin; i < end; i++) {
+      if (count == k && !(x[i] > log_probs[k - 1])) continue;
+      int at = count < k ? count++ : k - 1;
+      for (; at > 0 && x[i] > log_probs[at - 1]; at--) {
+        log_probs[at] = log_probs[at - 1];
+        ids[at] = ids[at - 1];
+      }
+      log_probs[at] = x[i];
+      ids[at] = i;
+    }
+  }
+  float sums[16] = {};
+  int i = 0;
+  for (; i + 16 <= n; i += 16)
+    for (int j = 0; j < 16; j++) sums[j] += exp2_fast((x[i + j] - highest) * kLog2E);
+  for (; i < n; i++) sums[0] += exp2_fast((x[i] - highest) * kLog2E);
+  float total = 0.0f;
+  for (float sum : sums) total += sum;
+  const float log_total = highest + logf(total);
+  for (int j = 0; j < count; j++) log_probs[j] -= log_total;
+}
+
+}  // namespace
+
+extern "C" {
+// The k largest of each row, largest first, the lowest index where they tie, with their log-softmax. Needs k <= n.
+void pl_top_log_probs(const float* x, int32_t rows, int32_t n, int32_t k, int32_t threads, int32_t* ids,
+                      float* log_probs) {
+  const int used = std::max(1, std::min(threads, rows));
+  team().run(used, [&](int thread) {
+    for (int row = thread; row < rows; row += used)
+      top_of_row(x + (size_t)row * n, n, k, ids + (size_t)row * k, log_probs + (size_t)row * k);
+  });
+}
+}

@@ -12,7 +12,7 @@
 namespace {
 
 constexpr auto kSpinBetweenJobs = std::chrono::microseconds(300);
-constexpr int kSpinsAtBarrier = 4000;  // about 50 microseconds; then the other thread is not running: let it
+constexpr int kSpinsAtBarrier = 400;  // some ten microseconds; then the other thread is not running: make room for it
 
 inline void relax() {
 #if defined(__x86_64__)
