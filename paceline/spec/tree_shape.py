@@ -86,15 +86,18 @@ def _solve(acceptance: Sequence[Sequence[float]], num_nodes: int, max_depth: int
     num_ranks = max(len(row) for row in acceptance)
     split = np.zeros((max_depth + 1, num_ranks + 1, num_nodes + 1))
     taken = np.zeros((max_depth + 1, num_ranks + 1, num_nodes + 1), dtype=np.int32)
+    nodes = np.arange(num_nodes + 1)
+    others = nodes[:, None] - nodes[None, :]  # [nodes, j]: left for the children of higher rank
+    impossible = others < 0
     for depth in range(max_depth - 1, -1, -1):
         row = acceptance[min(depth, len(acceptance) - 1)]
         subtree = np.concatenate([[0.0], 1.0 + split[depth + 1, 0, :-1]])  # best(depth + 1, j) for j nodes
         for rank in range(len(row) - 1, -1, -1):
-            for nodes in range(1, num_nodes + 1):
-                # j nodes for this child, nodes - j for those of higher rank
-                values = row[rank] * subtree[: nodes + 1] + split[depth, rank + 1, nodes::-1]
-                taken[depth, rank, nodes] = values.argmax()
-                split[depth, rank, nodes] = values.max()
+            # values[n, j]: j of n nodes for this child
+            values = row[rank] * subtree[None, :] + split[depth, rank + 1][others]
+            values[impossible] = -1.0
+            taken[depth, rank] = values.argmax(axis=1)
+            split[depth, rank] = values.max(axis=1)
     return _Plan(split, taken)
 
 
