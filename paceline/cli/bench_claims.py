@@ -1,4 +1,4 @@
-"""The verbs of `paceline bench` behind single claims: each prints its table, writes its figures and draws its picture."""
+"""The verbs of `paceline bench` behind single claims: each prints its table and writes its figures."""
 
 import argparse
 import json

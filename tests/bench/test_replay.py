@@ -1,0 +1,60 @@
+"""Replay: the same acceptance as the live engine, from a recording alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_llm import toy_model
+
+from paceline.bench.backend import Sampling
+from paceline.bench.live import live_acceptance_length
+from paceline.bench.recording import Recorded, load_recording, record, save_recording
+from paceline.bench.replay import Replay
+from paceline.bench.workloads import Prompt
+from paceline.errors import InvalidOptionError
+from paceline.lab.pass_cost import PassCost
+from paceline.llm import LLM
+
+LIMITS: dict[str, Any] = {"num_kv_blocks": 128, "block_size": 4, "max_num_batched_tokens": 64}
+PROMPTS = [Prompt(str(i), "toy", text, chat=False) for i, text in enumerate(["abcabcab", "hello", "qrqrqr", "mmm"])]
+
+
+@pytest.fixture(scope="module")
+def recorded() -> list[Recorded]:
+    llm = LLM(toy_model(), {"method": "none"}, max_num_seqs=4, **LIMITS)
+    return record(llm, PROMPTS, Sampling(max_tokens=40, temperature=1.0))
+
+
+@pytest.mark.parametrize("config", [{"method": "ngram", "prompt_lookup_min": 1}, {"method": "suffix"}])
+@pytest.mark.parametrize("concurrency", [1, 3])
+def test_replay_is_the_live_run(recorded: list[Recorded], config: dict[str, Any], concurrency: int) -> None:
+    """These drafters see only tokens, so every draft, and with it every count, is the same."""
+    replayed = Replay(recorded, config, concurrency=concurrency).run()
+    live, _ = live_acceptance_length(toy_model(), config, recorded, concurrency, **LIMITS)
+    assert replayed.num_accepted_tokens > 0
+    assert replayed.mean_acceptance_length == pytest.approx(live, rel=0.03 if concurrency > 1 else 1e-12)
+
+
+def test_drafters_that_read_logits_learn_from_the_recording(recorded: list[Recorded]) -> None:
+    result = Replay(recorded, {"method": "recycling", "node_budget": 8}).run()
+    assert result.num_drafts > 0 and result.num_tokens == 160
+
+
+def test_plain_decoding_costs_what_the_curve_says(recorded: list[Recorded]) -> None:
+    cost = PassCost.of({1: 0.010, 2: 0.012, 4: 0.02})
+    result = Replay(recorded, {"method": "none"}, concurrency=2, pass_cost=cost).run()
+    assert (result.num_passes, result.num_steps) == (80, 160)
+    assert result.pass_s == pytest.approx(80 * 0.012) == result.plain_s
+
+
+def test_a_recording_survives_its_file(recorded: list[Recorded], tmp_path: Path) -> None:
+    save_recording(recorded, tmp_path / "r.jsonl")
+    assert load_recording(tmp_path / "r.jsonl") == recorded
+    (tmp_path / "r.jsonl").write_text('{"prompt": 1}\n')
+    with pytest.raises(InvalidOptionError, match="paceline bench record"):
+        load_recording(tmp_path / "r.jsonl")
+
+
+def test_what_cannot_be_replayed_says_so(recorded: list[Recorded]) -> None:
+    with pytest.raises(InvalidOptionError, match="a replay needs"):
+        Replay([], {"method": "ngram"})

@@ -1,0 +1,197 @@
+"""The controller: what it learns, what it chooses, and that it neither loses nor changes a token."""
+
+import itertools
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.bench.recording import Recorded
+from paceline.bench.replay import Replay, ReplayResult
+from paceline.core.tree import DraftTree
+from paceline.lab.pass_cost import PassCost
+from paceline.spec.controller_cost import PassCostModel
+from paceline.spec.controller_select import LEAST_CHANCE, path_chances, select, shifted
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from toy import run_all, toy_core, toy_request
+
+VOCAB = 5000
+# A pass takes long beside the drafters' Python, so that these tests do not measure the machine they run on.
+CHEAP_ROWS = PassCost.of({1: 0.50, 8: 0.55, 16: 0.70, 32: 1.0, 64: 1.8})
+DEAR_ROWS = PassCost.linear(0.01, 0.5)
+
+
+# -- the cost model ----------------------------------------------------------------------------------------------------
+
+
+def test_the_curve_learns_its_shape_from_steps() -> None:
+    model = PassCostModel()  # a guess, far too steep for this machine
+    rng = random.Random(0)
+    for _ in range(3000):
+        rows = rng.choice([1, 2, 3, 5, 7, 9, 17])
+        model.observe(rows, CHEAP_ROWS(rows) * rng.lognormvariate(0.0, 0.05))
+    for rows in (2, 5, 9, 17):
+        assert model.at(rows) / model.at(1) == pytest.approx(CHEAP_ROWS(rows) / CHEAP_ROWS(1), rel=0.06)
+
+
+def test_the_level_follows_the_machine_quickly() -> None:
+    model = PassCostModel({1: 1.0, 9: 1.5})
+    for _ in range(3):
+        model.observe(1, 0.020)
+    assert model.at(1) == pytest.approx(0.020) and model.at(9) == pytest.approx(0.030)
+    for _ in range(20):
+        model.observe(1, 0.030)
+    assert model.at(9) / 0.045 == pytest.approx(1.0, rel=0.1)  # never seen, but raised with the rest
+
+
+def test_one_stall_does_not_bend_the_curve() -> None:
+    model = PassCostModel({1: 1.0, 9: 1.5})
+    model.observe(1, 0.020)
+    model.observe(9, 20.0)
+    assert model.at(9) / model.at(1) == pytest.approx(1.5, rel=0.02)
+
+
+@given(st.lists(st.tuples(st.integers(1, 1500), st.floats(1e-4, 10.0)), max_size=50))
+def test_more_rows_never_cost_less(observations: list[tuple[int, float]]) -> None:
+    model = PassCostModel()
+    for rows, seconds in observations:
+        model.observe(rows, seconds)
+    curve = list(itertools.islice(model.from_rows(1), 1200))
+    assert all(later >= earlier > 0 for earlier, later in itertools.pairwise(curve))
+    assert model.at(700) == pytest.approx(curve[699])
+
+
+# -- the selection -----------------------------------------------------------------------------------------------------
+
+
+def _trees() -> st.SearchStrategy[list[DraftTree]]:
+    @st.composite
+    def tree(draw: st.DrawFn) -> DraftTree:
+        size = draw(st.integers(0, 4))
+        parents = [draw(st.integers(-1, i - 1)) for i in range(size)]
+        confidence = [draw(st.floats(0.05, 0.99)) for _ in range(size)]
+        return DraftTree(list(range(size)), parents, confidence=confidence)
+
+    return st.lists(tree(), min_size=1, max_size=3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_trees(), st.floats(0.0, 0.5), st.floats(-1.0, 1.0))
+def test_no_other_choice_of_nodes_is_faster(trees: list[DraftTree], slope: float, bias: float) -> None:
+    cost = PassCostModel({1: 1.0, 2: 1.0 + slope})
+    chances = [path_chances(tree, bias) for tree in trees]
+    chosen = select(chances, len(trees), cost, margin=1.0)
+    for tree, keep in zip(trees, chosen.keep, strict=True):
+        assert all(tree.parents[node] in (-1, *keep) for node in keep)
+
+    def rate(kept: Sequence[tuple[int, int]]) -> float:
+        return (len(trees) + sum(chances[i][node] for i, node in kept)) / cost.at(len(trees) + len(kept))
+
+    nodes = [(i, node) for i, tree in enumerate(trees) for node in range(len(tree))]
+    best = max(
+        (rate(kept) for size in range(len(nodes) + 1) for kept in itertools.combinations(nodes, size)), default=0.0
+    )
+    ignored = LEAST_CHANCE * len(nodes)  # nodes that could hardly hold are not looked at
+    assert rate([(i, node) for i, keep in enumerate(chosen.keep) for node in keep]) >= best * (1 - 1e-9 - ignored)
+
+
+def test_a_margin_keeps_marginal_nodes_out_and_force_lets_them_in() -> None:
+    cost = PassCostModel({1: 1.0, 2: 1.5})
+    assert select([[0.55]], 1, cost, margin=1.0).num_nodes == 1
+    refused = select([[0.55]], 1, cost, margin=1.15)
+    assert refused.num_nodes == 0 and refused.loss_s == 0.0
+    losing = select([[0.3]], 1, cost, margin=1.15)
+    assert losing.loss_s == pytest.approx(0.5 - 0.3)
+    assert select([[0.3]], 1, cost, margin=1.15, force=True).keep == [[0]]
+
+
+def test_bias_moves_the_odds() -> None:
+    assert shifted(0.5, 0.0) == 0.5 and shifted(0.5, 2.0) == pytest.approx(0.8808, abs=1e-4)
+    assert shifted(1.0, -3.0) == 1.0 and shifted(0.0, 3.0) == 0.0
+
+
+# -- the whole ---------------------------------------------------------------------------------------------------------
+
+
+def _recorded(kind: str, seed: int, num_tokens: int = 200) -> Recorded:
+    """`loop`: the same forty tokens again and again. `noise`: no token ever comes twice in a row of two."""
+    rng = random.Random(f"{kind}/{seed}")
+    if kind == "loop":
+        period = [rng.randrange(VOCAB) for _ in range(40)]
+        tokens = (period * (num_tokens // 40 + 2))[: num_tokens + 45]
+    else:
+        tokens = [rng.randrange(VOCAB) for _ in range(num_tokens + 45)]
+    return Recorded(f"{kind}-{seed}", kind, tokens[:45], tokens[45:], [[0]] * num_tokens, 0.0, VOCAB)
+
+
+def _replay(kinds: Sequence[str], cost: PassCost, concurrency: int, **options: object) -> ReplayResult:
+    recorded = [_recorded(kind, seed) for seed, kind in enumerate(kinds)]
+    return Replay(recorded, {"method": "auto", **options}, concurrency=concurrency, pass_cost=cost).run()
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+def test_it_speculates_where_it_pays(concurrency: int) -> None:
+    result = _replay(["loop"] * concurrency, CHEAP_ROWS, concurrency)
+    assert result.speedup > (4.0 if concurrency == 1 else 1.5)
+
+
+@pytest.mark.parametrize("concurrency", [1, 8])
+@pytest.mark.parametrize(("kind", "cost"), [("noise", CHEAP_ROWS), ("noise", DEAR_ROWS), ("loop", DEAR_ROWS)])
+def test_it_is_never_slower(kind: str, cost: PassCost, concurrency: int) -> None:
+    assert _replay([kind] * concurrency, cost, concurrency).speedup > 0.97
+
+
+def test_in_one_batch_the_nodes_go_to_those_who_use_them() -> None:
+    recorded = [_recorded(kind, seed) for seed, kind in enumerate(["loop", "noise", "noise", "noise"])]
+    replay = Replay(recorded, {"method": "auto"}, concurrency=4, pass_cost=CHEAP_ROWS)
+    result = replay.run()
+    assert result.draft_acceptance_rate > 0.8
+    assert result.num_accepted_tokens > 150
+
+
+def test_it_follows_a_change_within_fifty_steps() -> None:
+    """Noise, then a loop, then noise in one engine: whole loops are drafted soon, and nothing is later on."""
+    recorded = [_recorded(kind, seed, 300) for seed, kind in enumerate(["noise", "loop", "noise"])]
+    replay = Replay(recorded, {"method": "auto"}, concurrency=1, pass_cost=CHEAP_ROWS)
+    emitted = list(replay.steps())
+    first = next(i for i, tokens in enumerate(emitted[300:]) if tokens >= 8)
+    assert first <= 50
+    back = emitted[-250:]  # the last phase: plain decoding again
+    assert sum(back) / len(back) < 1.1
+    assert replay.result.num_draft_tokens < 700
+
+
+def test_limits_by_hand_are_kept() -> None:
+    recorded = [_recorded("loop", 1)]
+    replay = Replay(recorded, {"method": "auto", "node_budget": 3, "num_speculative_tokens": 3}, pass_cost=CHEAP_ROWS)
+    assert max(replay.steps()) == 4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_outputs_are_those_of_plain_decoding(temperature: float) -> None:
+    def outputs(speculative: dict[str, object] | None) -> list[list[int]]:
+        core = toy_core(speculative, sharpness=6.0)
+        prompts = [[1, 2, 3, 1, 2, 3], [4, 4, 4, 4], [5, 6, 5, 6, 5], [7]]
+        requests = [
+            toy_request(str(i), prompt, max_tokens=40, seed=i, temperature=temperature, ignore_eos=True)
+            for i, prompt in enumerate(prompts)
+        ]
+        return run_all(core, requests)
+
+    assert outputs({"method": "auto"}) == outputs(None)
+
+
+def test_it_says_what_it_decided_and_why() -> None:
+    replay = Replay([_recorded("loop", 1)], {"method": "auto"}, pass_cost=CHEAP_ROWS)
+    replay.run()
+    decisions = replay.speculator.stats()["auto"]["decisions"]
+    assert decisions["offered_nodes"] > 0 and decisions["asked"] > 0
+    assert "more tokens for" in decisions["last_decision"]
+    off = Replay([_recorded("noise", 1)], {"method": "auto"}, pass_cost=DEAR_ROWS)
+    off.run()
+    assert off.speculator.stats()["auto"]["decisions"]["last_decision"].startswith("off: no draft")
