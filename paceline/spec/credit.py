@@ -11,49 +11,55 @@ something else beside it, a last table corrects the best member's estimate for t
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 STRENGTH = 6.0  # guesses that the more general estimate counts for
 MEMORY = 4000.0  # guesses after which old evidence is halved
 MAX_DEPTH, MAX_RANK, NUM_BUCKETS = 8, 7, 10
 DEFAULT_CONFIDENCE = 0.3  # of a member that gives none, for its first child
+REFRESH_EVERY = 256  # guesses judged between two looks at the tables; estimates move slowly, looking is not free
+
+# One member's vote for a node: (member, rank, bucket of its confidence, depth). Its prefixes are the evidence levels.
+Guess = tuple[str, int, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """One member's vote for a node."""
-
-    member: str
-    depth: int
-    rank: int
-    confidence: float | None
+def make_guess(member: str, depth: int, rank: int, confidence: float | None) -> Guess:
+    if confidence is None:
+        confidence = DEFAULT_CONFIDENCE * 0.5**rank
+    bucket = int(confidence * NUM_BUCKETS)
+    return member, min(rank, MAX_RANK), min(bucket, NUM_BUCKETS - 1), min(depth, MAX_DEPTH)
 
 
 class Credit:
     def __init__(self) -> None:
         self._counts: dict[Hashable, list[float]] = {}  # evidence -> [hits, guesses]
+        self._chances: dict[Guess, float] = {}  # estimates since the last refresh
+        self._num_judged = 0
 
     def chance(self, guesses: Sequence[Guess], contested: bool) -> float:
         """That a node with these votes holds, if its parent does. `contested`: others voted for a sibling."""
-        best = max(self._member_chance(guess) for guess in guesses)
         if len(guesses) == 1 and not contested:
-            return best
-        return self._posterior(self._constellation(guesses, contested, best), best)
+            return self._member_chance(guesses[0])
+        best = max(self._member_chance(guess) for guess in guesses)
+        return self._posterior(_constellation(guesses, contested, best), best)
 
     def record(self, guesses: Sequence[Guess], contested: bool, hit: bool) -> None:
-        best = max(self._member_chance(guess) for guess in guesses)
         if len(guesses) > 1 or contested:
-            self._count(self._constellation(guesses, contested, best), hit)
+            best = max(self._member_chance(guess) for guess in guesses)
+            self._count(_constellation(guesses, contested, best), hit)
         for guess in guesses:
-            for key in _levels(guess):
-                self._count(key, hit)
+            for level in (2, 3, 4):
+                self._count(guess[:level], hit)
+        self._num_judged += 1
+        if self._num_judged % REFRESH_EVERY == 0 or self._num_judged < REFRESH_EVERY:
+            self._chances.clear()
 
     def _member_chance(self, guess: Guess) -> float:
-        chance = guess.confidence
+        chance = self._chances.get(guess)
         if chance is None:
-            chance = DEFAULT_CONFIDENCE * 0.5**guess.rank
-        for key in _levels(guess):
-            chance = self._posterior(key, chance)
+            chance = (guess[2] + 0.5) / NUM_BUCKETS
+            for level in (2, 3, 4):
+                chance = self._posterior(guess[:level], chance)
+            self._chances[guess] = chance
         return chance
 
     def _posterior(self, key: Hashable, prior: float) -> float:
@@ -70,17 +76,10 @@ class Credit:
         counts[0] += hit
         counts[1] += 1.0
 
-    @staticmethod
-    def _constellation(guesses: Sequence[Guess], contested: bool, best: float) -> Hashable:
-        voters = tuple(sorted((guess.member, min(guess.rank, 1)) for guess in guesses))
-        return voters, contested, int(best * (NUM_BUCKETS - 1))
-
 
 _NOTHING = [0.0, 0.0]
 
 
-def _levels(guess: Guess) -> tuple[Hashable, Hashable, Hashable]:
-    """The evidence of a guess, general first."""
-    rank, depth = min(guess.rank, MAX_RANK), min(guess.depth, MAX_DEPTH)
-    bucket = -1 if guess.confidence is None else int(guess.confidence * (NUM_BUCKETS - 1))
-    return (guess.member, rank), (guess.member, rank, bucket), (guess.member, rank, bucket, depth)
+def _constellation(guesses: Sequence[Guess], contested: bool, best: float) -> Hashable:
+    voters = tuple(sorted((guess[0], min(guess[1], 1)) for guess in guesses))
+    return voters, contested, int(best * (NUM_BUCKETS - 1))

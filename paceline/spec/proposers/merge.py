@@ -20,7 +20,7 @@ import torch
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.spec.credit import Credit, Guess
+from paceline.spec.credit import Credit, Guess, make_guess
 from paceline.spec.proposer import Budget, Proposer, StepContext, union
 from paceline.spec.services import Services
 from paceline.spec.statistics import MEMBER_SEPARATOR
@@ -52,13 +52,16 @@ class Candidates:
             rank = num_children.get(parent, 0)
             num_children[parent] = rank + 1
             confidence = None if tree.confidence is None else tree.confidence[i]
-            self.guesses[node].append(Guess(member, depth, rank, confidence))
+            self.guesses[node].append(make_guess(member, depth, rank, confidence))
             node_of.append(node)
             depths.append(depth)
 
     def contested(self, parent: int) -> bool:
         """Do the first choices of the members differ here?"""
-        return sum(any(g.rank == 0 for g in self.guesses[c]) for c in self.children[parent].values()) > 1
+        children = self.children[parent]
+        if len(children) < 2:
+            return False
+        return sum(any(guess[1] == 0 for guess in self.guesses[child]) for child in children.values()) > 1
 
 
 class MergeProposer:
@@ -131,6 +134,8 @@ class MergeProposer:
         heap: list[tuple[float, int, int, float]] = []  # (-chance of the path, candidate, parent in tree, own chance)
 
         def push(candidate: int, node: int, path: float) -> None:
+            if not candidates.children[candidate]:
+                return
             contested = candidates.contested(candidate)
             for child in candidates.children[candidate].values():
                 chance = self.credit.chance(candidates.guesses[child], contested)
@@ -141,7 +146,7 @@ class MergeProposer:
             negative, candidate, parent, chance = heapq.heappop(heap)
             token_ids.append(candidates.token_ids[candidate])
             parents.append(parent)
-            members.append(MEMBER_SEPARATOR.join(guess.member for guess in candidates.guesses[candidate]))
+            members.append(MEMBER_SEPARATOR.join(guess[0] for guess in candidates.guesses[candidate]))
             confidence.append(chance)
             push(candidate, len(token_ids) - 1, -negative)
         return DraftTree(token_ids, parents, members=members, confidence=confidence)
@@ -156,7 +161,7 @@ class MergeProposer:
             following = candidates.children[at].get(token)
             if following is None:
                 break
-            hits.append([guess.member for guess in candidates.guesses[following]])
+            hits.append([guess[0] for guess in candidates.guesses[following]])
             at = following
         self.usefulness.record(hits, len(new_token_ids))
 
