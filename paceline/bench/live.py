@@ -7,6 +7,8 @@ from paceline.bench.recording import Recorded
 from paceline.core.sampling_params import SamplingParams
 from paceline.llm import LLM
 
+REPLAY_TOLERANCE = 0.03
+
 
 def live_acceptance_length(
     model: Any,  # a name, or a loaded model

@@ -190,7 +190,7 @@ def _record(args: argparse.Namespace) -> int:
 
 def _replay(args: argparse.Namespace) -> int:
     from paceline.bench.grid import parse_setting
-    from paceline.bench.live import live_acceptance_length
+    from paceline.bench.live import REPLAY_TOLERANCE, live_acceptance_length
     from paceline.bench.recording import load_recording
     from paceline.bench.replay import Replay
     from paceline.lab.pass_cost import FREE, PassCost
@@ -198,7 +198,7 @@ def _replay(args: argparse.Namespace) -> int:
     recorded = load_recording(args.recording)
     cost = PassCost.load(args.curve) if args.curve else FREE
     loaded: Any = args.live
-    rows = []
+    rows, errors = [], []
     for text in args.setting:
         config = parse_setting(text).config
         result = Replay(recorded, config, concurrency=args.concurrency, pass_cost=cost).run()
@@ -212,6 +212,8 @@ def _replay(args: argparse.Namespace) -> int:
             row["expected speedup"] = round(result.speedup, 3)
         if args.live:
             live, loaded = live_acceptance_length(loaded, config, recorded, args.concurrency)
-            row |= {"live tokens/pass": round(live, 4), "error": f"{result.mean_acceptance_length / live - 1:+.2%}"}
+            error = result.mean_acceptance_length / live - 1
+            errors.append(error)
+            row |= {"live tokens/pass": round(live, 4), "error": f"{error:+.2%}"}
         rows.append(row)
-    return _finish(args, rows)
+    return _finish(args, rows, all(abs(error) <= REPLAY_TOLERANCE for error in errors))
