@@ -195,8 +195,8 @@ class EngineCore:
 
     def _propose(self, passes: Sequence[RequestPass], output: PassOutput) -> None:
         ready = [p.request for p in passes if p.logits_row >= 0 and p.request.status is RequestStatus.RUNNING]
-        needs = self.speculator.needs
-        step = StepContext(ready, passes, self._gone, output.logits if needs.logits else None, output.hidden)
+        logits = output.logits if self.speculator.needs.logits else None
+        step = StepContext(ready, passes, self._gone, logits, output.hidden, output.hidden_layers)
         self._gone = []
         self.speculator.observe(step)
         for observer in self.observers:

@@ -23,7 +23,8 @@ class PassOutput:
     """A pass's results, and which of its rows belong to whom."""
 
     logits: Tensor  # [logits rows, vocab] float32
-    hidden: Tensor | None  # [rows, hidden layers, hidden size]
+    hidden: Tensor | None  # [rows, len(hidden_layers), hidden size]
+    hidden_layers: tuple[int, ...]
     first_rows: list[int]  # of each scheduled request, in the pass
     logits_rows: list[range]  # of each scheduled request, in `logits`: its prompt rows where asked for, root, nodes
 
@@ -43,6 +44,7 @@ class ModelRunner:
         return PassOutput(
             output.logits,
             output.hidden,
+            tuple(hidden_layers),
             first_rows[:-1],
             [range(end - len(rows), end) for end, rows in zip(ends, logits_rows, strict=True)],
         )

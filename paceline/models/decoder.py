@@ -68,6 +68,11 @@ class Decoder:
         cos, sin = rope_tables(config)
         self._cos, self._sin = cos.to(self.device), sin.to(self.device)  # [max_position, head_dim / 2]
 
+    def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
+        """Rows of the embedding, or of the head, in float32: [len(ids), hidden]"""
+        matrix = self.head.weight if head else self.embedding
+        return matrix[ids.to(self.device).long()].float()
+
     @torch.no_grad()
     def forward(
         self,

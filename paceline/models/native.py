@@ -30,6 +30,7 @@ from paceline.models.dequantize import dequantize
 from paceline.models.layout import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
 from paceline.models.rope import rope_frequencies
 from paceline.ops.native import available, default_num_threads, unavailable_reason
+from paceline.ops.native.layers import unpack_rows
 from paceline.ops.native.library import FORMATS, MATRICES, SOURCES, STATUS, VECTORS, Batch, Config, library
 
 QUANTIZATIONS = ("int8", "gguf")
@@ -98,6 +99,10 @@ class NativeDecoder:
         """Changes the speed and not a bit of the result."""
         self.num_threads = num_threads
         self._library.pl_model_set_threads(self._model, num_threads)
+
+    def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
+        """Rows of the embedding, or of the head, in float32: [len(ids), hidden]"""
+        return unpack_rows(self._model, head, ids, self.config.hidden_size)
 
     def forward(
         self,

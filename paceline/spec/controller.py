@@ -15,7 +15,7 @@ the output does not depend on which nodes were offered.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.request import Request, RequestStatus
@@ -212,7 +212,7 @@ class AutoProposer:
         if not asked:
             return [], 0.0
         begin_s = self.clock()
-        part = StepContext([step.requests[i] for i in asked], step.passes, step.gone, step.logits, step.hidden)
+        part = replace(step, requests=[step.requests[i] for i in asked])
         records = [self._records[request.request_id] for request in part.requests]
         trees = self.drafters.propose(part, [r.budget(budgets[i]) for r, i in zip(records, asked, strict=True)])
         spent_s = self.clock() - begin_s

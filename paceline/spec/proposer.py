@@ -72,6 +72,7 @@ class StepContext:
     gone: Sequence[Request] = ()  # finished, aborted or preempted since the last step: forget their state
     logits: Tensor | None = None  # [logits rows, vocab] float32, where Needs.logits
     hidden: Tensor | None = None  # [rows, len(hidden_layers), hidden_size], where Needs.hidden_layers
+    hidden_layers: tuple[int, ...] = ()  # which layers `hidden` holds: what all proposers need together
 
 
 class Proposer(Protocol):

@@ -9,6 +9,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline.core.request import Request
@@ -77,7 +78,7 @@ class Speculator:
         for method, indices in self._by_method(step.requests).items():
             requests = [step.requests[i] for i in indices]
             budgets = [self._budget(request) for request in requests]
-            part = StepContext(requests, step.passes, step.gone, step.logits, step.hidden)
+            part = replace(step, requests=requests)
             stats = self._stats[method]
             begin_s = time.perf_counter()
             drafts = self._proposer(method).propose(part, budgets)
