@@ -46,13 +46,17 @@ def check_distribution(
     accepted = sum(output.metrics.num_accepted_tokens for output in outputs if output.metrics)
     statistic, freedom, excess, compared = _compare(workload, prompt, pairs, false_alarm / 2)
     pvalue = chi_square_tail(statistic, freedom)
-    passed = pvalue > false_alarm / 2 and excess <= 0.0
+    finding = (
+        f"chi-square p = {pvalue:.3f} ({freedom} degrees), TV {excess:+.3f} of its limit, {compared} samples, "
+        f"{accepted} drafts accepted; false alarm {false_alarm:.0e}"
+    )
+    if freedom == 0 and pvalue > 0.0:
+        finding = f"{num_samples} samples are too few to test anything: take more (--samples)"
     return Check(
         kind="distribution",
         case=name,
-        passed=passed,
-        finding=f"chi-square p = {pvalue:.3f} ({freedom} degrees), TV {excess:+.3f} of its limit, {compared} samples, "
-        f"{accepted} drafts accepted; false alarm {false_alarm:.0e}",
+        passed=freedom > 0 and pvalue > false_alarm / 2 and excess <= 0.0,
+        finding=finding,
         figures={
             "pvalue": pvalue,
             "degrees_of_freedom": freedom,

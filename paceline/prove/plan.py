@@ -1,5 +1,6 @@
 """What to look at: a grid of methods, trees, batch sizes, chunkings and settings, small, usual or large."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from paceline.prove.distribution import check_distribution
 from paceline.prove.equality import EngineCase, check_equality, run_case
 from paceline.prove.forcing import check_forcing
 from paceline.prove.rules import check_rules
-from paceline.prove.workload import SETTINGS, make_workload
+from paceline.prove.workload import GREEDY, SETTINGS, make_workload
 from paceline.spec.config import SpeculativeConfig
 from paceline.spec.proposers import PROPOSERS
 
@@ -92,7 +93,7 @@ def example_config(method: str) -> dict[str, Any]:
     return {"method": method, **PROPOSERS[method].example}
 
 
-def drafts_for(rule: str) -> dict[str, Any]:
+def drafts_for(rule: str) -> Mapping[str, Any]:
     """Drafts that a rule is made for: the target's first layer draws from its own q; oracle trees for sample_match."""
     if rule == "sample_match":
         return {"method": "oracle", "shape": (2, 1), "rejection_sample_method": rule}
@@ -121,8 +122,10 @@ def run_plan(plan: Plan, model: LoadedModel, on_case: Callable[[str], None] | No
         note(case.label)
         outputs, seconds = run_case(workload, case)
         yield from check_equality(workload, case, outputs, seconds)
-        if case is last_of_its_name[case.name]:
+        if case is last_of_its_name[case.name] and GREEDY in plan.settings:
             yield check_forcing(workload, case, outputs)
-    for rule in plan.rules:
-        note(f"sampling with {rule}")
-        yield check_distribution(workload, rule, drafts_for(rule), plan.num_samples, FALSE_ALARM / len(plan.rules))
+    sampled = [(rule, drafts_for(rule)) for rule in plan.rules]
+    sampled += [(json.dumps(config), config) for config in plan.extra]
+    for name, config in sampled:
+        note(f"sampling with {name}")
+        yield check_distribution(workload, name, config, plan.num_samples, FALSE_ALARM / len(sampled))

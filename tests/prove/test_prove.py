@@ -13,8 +13,8 @@ import pytest
 from paceline.cli.main import main
 from paceline.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from paceline.errors import InvalidOptionError
+from paceline.prove import distribution, rules
 from paceline.prove import plan as plan_module
-from paceline.prove import rules
 from paceline.prove.check import Check
 from paceline.prove.distribution import chi_square, chi_square_tail, excess_total_variation
 from paceline.prove.equality import EngineCase, check_equality
@@ -64,6 +64,34 @@ def test_equality_sees_one_token_in_the_right_column() -> None:
     assert seeded.figures["differing"][0]["first_difference"] == 2
     shorter, _ = check_equality(workload, CASE, [output_of([5, 6]), output_of([8, 9, 9])], 1.0)
     assert not shorter.passed and shorter.figures["differing"][0]["first_difference"] == 2
+
+
+def test_a_rule_that_promises_no_seeded_equality_is_not_asked_for_it() -> None:
+    case = EngineCase("draft_model", {"method": "draft_model", "rejection_sample_method": "rejection"})
+    workload = workload_of([[5, 6, 7], [8, 9, 9]])
+    checks = list(check_equality(workload, case, [output_of([5, 6, 7]), output_of([1, 1, 1])], 1.0))
+    assert [(check.kind, check.passed) for check in checks] == [("greedy", True)]
+
+
+def sampled_check(token_of: Any, num_samples: int, monkeypatch: pytest.MonkeyPatch) -> Check:
+    """The distribution check on an engine that emits token 0 and then token_of(seed), where p is half and half."""
+
+    def generate(prompts: Any, params: Any) -> list[RequestOutput]:
+        return [output_of([0, token_of(p.seed), 0]) for p in params]
+
+    engine = SimpleNamespace(generate=generate)
+    monkeypatch.setattr(Workload, "engine", lambda self, *args, **options: engine)
+    monkeypatch.setattr(distribution, "model_distribution", lambda plain, tokens: {3: 0.5, 4: 0.5})
+    return distribution.check_distribution(workload_of([]), "rule", {"method": "ngram"}, num_samples, 1e-6)
+
+
+def test_a_distribution_passes_fails_or_is_not_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    fair = sampled_check(lambda seed: 3 + seed % 2, 400, monkeypatch)
+    assert fair.passed and fair.figures["num_samples"] == 400 and fair.figures["degrees_of_freedom"] == 1
+    assert not sampled_check(lambda seed: 3 + (seed % 3 == 0), 400, monkeypatch).passed
+    assert not sampled_check(lambda seed: 5 - (seed % 50 != 0) - seed % 2, 400, monkeypatch).passed  # impossible token
+    few = sampled_check(lambda seed: 3 + seed % 2, 10, monkeypatch)
+    assert not few.passed and "too few" in few.finding
 
 
 def test_a_backend_that_rounds_by_batch_is_not_held_to_equality() -> None:
