@@ -171,6 +171,7 @@ PROPOSERS: dict[str, Method] = {
         "as merge, but each step drafts only what pays by the costs and acceptance measured so far",
         size(16, 24) | {"members": Option(("prediction", "suffix"), _members, "names or configurations")},
         derive=_share_size,
+        per_request=False,  # it measures the model before anything runs
     ),
     "oracle": Method(
         "paceline.spec.proposers.oracle:OracleProposer",
