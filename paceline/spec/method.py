@@ -8,7 +8,7 @@ from operator import mul
 from typing import Any
 
 from paceline.errors import InvalidOptionError
-from paceline.spec.options import Option, choice, optional, whole, whole_list
+from paceline.spec.options import Option, choice, optional, text, whole, whole_list
 from paceline.spec.proposer import Budget, Proposer
 from paceline.spec.services import Services
 
@@ -53,6 +53,30 @@ def model_options() -> dict[str, Option]:
         "draft_sampling": Option(None, optional(modes), "how tokens are taken from its logits; coupled if it can"),
         "tree_widths": Option(None, optional(whole_list(1, 64)), "children of each node by depth; a chain without"),
     }
+
+
+def feature_options(depth: int, nodes: int) -> dict[str, Option]:
+    """What every trained drafter on the target's hidden states has."""
+    modes = choice("greedy", "sampled", "coupled")
+    return size(depth, nodes) | {
+        "model": Option(None, optional(text), "the drafter's file or folder; without: the one shipped for the target"),
+        "draft_sampling": Option(None, optional(modes), "how tokens are taken from its logits; coupled if it can"),
+        "draft_width": Option(8, whole(1, 64), "children of a node, and paths extended at each depth"),
+    }
+
+
+def is_chain(options: Mapping[str, Any]) -> bool:
+    """There is room for one path only."""
+    return bool(options["node_budget"] <= options["num_speculative_tokens"])
+
+
+def check_features(options: Mapping[str, Any]) -> None:
+    if options["draft_sampling"] == "sampled" and not is_chain(options):
+        raise InvalidOptionError(
+            "draft_sampling 'sampled' drafts chains, because a tree whose shape follows the drawn tokens would bias the "
+            f"output; set node_budget (now {options['node_budget']}) to num_speculative_tokens "
+            f"({options['num_speculative_tokens']}), or use 'coupled' or 'greedy'"
+        )
 
 
 def derive_from_widths(given: dict[str, Any]) -> dict[str, Any]:

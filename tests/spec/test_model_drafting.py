@@ -36,9 +36,7 @@ def acceptance(core: Any) -> float:
 
 def batch(**params: Any) -> list[Any]:
     # no EOS inside a draft: what comes after it would count as rejected
-    return [
-        toy_request(str(i), p, max_tokens=13, seed=i, ignore_eos=True, **params) for i, p in enumerate(PROMPTS)
-    ]
+    return [toy_request(str(i), p, max_tokens=13, seed=i, ignore_eos=True, **params) for i, p in enumerate(PROMPTS)]
 
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.8}], ids=str)
@@ -115,12 +113,12 @@ def test_all_layers_of_the_target_are_always_right() -> None:
     [
         ({"method": "draft_model"}, "needs either 'model'"),
         ({"method": "draft_model", "model": "x", "num_draft_layers": 2}, "needs either 'model'"),
-        ({"method": "draft_model", "model": "x", "tree_widths": [9, 9, 9], "node_budget": 20}, "more than the 20 slots"),
+        ({"method": "draft_model", "model": "x", "tree_widths": [9, 9], "node_budget": 20}, "more than the 20 slots"),
         ({"method": "draft_model", "model": "x", "tree_widths": [2, 2], "num_speculative_tokens": 5}, "2 levels"),
         ({"method": "draft_model", "model": "x", "tree_widths": []}, "must not be empty"),
         ({"method": "draft_model", "model": "x", "tree_widths": [2], "rejection_sample_method": "block"}, "chains"),
         (
-            {"method": "draft_model", "model": "x", "draft_sampling": "coupled", "rejection_sample_method": "rejection"},
+            {"method": "layer_skip", "draft_sampling": "coupled", "rejection_sample_method": "rejection"},
             "coupled drafts share",
         ),
         ({"method": "layer_skip", "draft_layers": [-1]}, "from 0"),

@@ -8,7 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.errors import InvalidOptionError
-from paceline.spec.method import Method, check_widths, derive_from_widths, model_options, size
+from paceline.spec.method import (
+    Method,
+    check_features,
+    check_widths,
+    derive_from_widths,
+    feature_options,
+    is_chain,
+    model_options,
+    size,
+)
 from paceline.spec.options import Option, choice, either, optional, real, whole, whole_list
 from paceline.spec.proposer import Proposer
 from paceline.spec.services import Services
@@ -45,13 +54,13 @@ def _members(name: str, value: Any) -> Any:
 
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
         raise InvalidOptionError(f"{name} must be a list such as ['ngram', 'suffix'], got {value!r}")
-    members = tuple(SpeculativeConfig.parse(member) for member in value)
-    for member in members:
-        if member is None or member.method in NOT_MEMBERS:
+    for member in value:
+        method = member.get("method") if isinstance(member, Mapping) else getattr(member, "method", member)
+        if method in NOT_MEMBERS:
             raise InvalidOptionError(
-                f"{name} must be drafting methods other than {', '.join(NOT_MEMBERS)}; got {value!r}"
+                f"{name} must be drafting methods other than {', '.join(NOT_MEMBERS)}; got {method!r}"
             )
-    return members
+    return tuple(SpeculativeConfig.parse(member) for member in value)
 
 
 def _share_size(given: dict[str, Any]) -> dict[str, Any]:
@@ -137,6 +146,33 @@ PROPOSERS: dict[str, Method] = {
         chain=lambda options: options["tree_widths"] is None,
         per_request=False,
         example={"num_draft_layers": 1},
+    ),
+    "eagle3": Method(
+        "paceline.spec.proposers.eagle3:Eagle3Proposer",
+        "a trained layer on the target's hidden states; the tree grows where it is sure",
+        feature_options(6, 32),
+        cross_check=check_features,
+        chain=is_chain,
+        per_request=False,
+        example={"model": "untrained"},
+    ),
+    "medusa": Method(
+        "paceline.spec.proposers.medusa:MedusaProposer",
+        "trained heads on the target's last hidden state guess several tokens at once",
+        feature_options(4, 32),
+        cross_check=check_features,
+        chain=is_chain,
+        per_request=False,
+        example={"model": "untrained"},
+    ),
+    "dflash": Method(
+        "paceline.spec.proposers.dflash:DFlashProposer",
+        "a trained network fills in a block of masks behind the last token",
+        feature_options(7, 32),
+        cross_check=check_features,
+        chain=is_chain,
+        per_request=False,
+        example={"model": "untrained"},
     ),
     "layer_skip": Method(
         "paceline.spec.proposers.layer_skip:LayerSkipProposer",

@@ -25,6 +25,7 @@ from paceline.spec.trie import Trie
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16)  # n-grams indexed; between two of them the match is measured token by token
 MAX_PLACES = 16  # that vote, of each source
+MAX_FULL_MATCHES = 3  # places that match as far as we look: more of them only say the same
 PROMPT_TAIL = 4  # prompt tokens kept before a past output, so that its first tokens can be found
 AGREEMENT_WEIGHT = 2.0  # how much more a place weighs for each further token that matches
 
@@ -92,10 +93,15 @@ class SuffixProposer:
         sources = [(tokens, index), *((chunk.text, chunk.index) for chunk in self.past.chunks)]
         suffix = tokens[-self._max_match :]
         for text, source in sources:
+            num_full = 0
             for n, start in itertools.islice(source.matches(suffix), MAX_PLACES):
-                if text[start] != SEPARATOR:  # no place ends at the last token, so `start` is inside the text
-                    match = self._measure(text, start, suffix, n)
-                    yield text, start, start, match, AGREEMENT_WEIGHT**match
+                if text[start] == SEPARATOR:  # no place ends at the last token, so `start` is inside the text
+                    continue
+                match = self._measure(text, start, suffix, n)
+                yield text, start, start, match, AGREEMENT_WEIGHT**match
+                num_full += match == len(suffix)
+                if num_full == MAX_FULL_MATCHES:
+                    break
 
     @staticmethod
     def _measure(text: Sequence[int], start: int, suffix: Sequence[int], known: int) -> int:
@@ -135,10 +141,17 @@ class SuffixProposer:
         max_depth: int,
     ) -> None:
         """Offer the children of `parent`: one for each token that a place votes for."""
-        longest = max(place[3] for place in places)
-        if depth > max_depth or depth > max(1, int(self._factor * longest)):
+        if depth > max_depth:
+            return
+        longest = places[0][3] if len(places) == 1 else max(place[3] for place in places)
+        if depth > max(1, int(self._factor * longest)):
             return
         length = min(longest + depth - 1, self._max_match)
+        if len(places) == 1:  # the most frequent case, below the first fork
+            chance, text, at = self.reliability.rate(length), places[0][0], places[0][1]
+            if prob * chance >= self._min_prob:
+                heapq.heappush(heap, (-prob * chance, len(heap), parent, depth, text[at], length, chance, places))
+            return
         voters: dict[int, list[Place]] = {}
         for place in places:
             voters.setdefault(place[0][place[1]], []).append(place)

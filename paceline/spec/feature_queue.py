@@ -1,0 +1,93 @@
+"""The target's hidden states on their way into a drafter's KV.
+
+Every pass of the target yields features of the tokens that are now committed, whether anybody drafts for them or not.
+They are queued with the slots that their tokens have at that moment, and a drafter takes them all, in order, before it
+drafts or when there are many. So nothing is kept per request: a slot that changed hands meanwhile is written again by
+the rows of its new owner, which stand later in the queue; a prefix that another request finds in the cache brings the
+drafter's keys along, in the same slots; and speculation that was off for a while leaves no gap.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.core.request import Request
+from paceline.spec.proposer import RequestPass, StepContext
+
+IntArray = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRows:
+    features: Tensor  # [rows, layers, hidden]
+    positions: IntArray  # [rows]
+    slots: IntArray  # [rows]
+    next_tokens: IntArray  # [rows]: the token after each row's, known by now
+    last_rows: dict[str, int]  # request id -> its newest row
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+
+class FeatureQueue:
+    def __init__(self, hidden_layers: Sequence[int], block_size: int) -> None:
+        self._layers, self._block_size = tuple(hidden_layers), block_size
+        self._parts: list[FeatureRows] = []
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self._parts)
+
+    def add(self, step: StepContext) -> None:
+        if step.hidden is None:
+            return
+        columns = [step.hidden_layers.index(layer) for layer in self._layers]
+        wanted = slice(None) if columns == list(range(step.hidden.shape[1])) else columns
+        for verified in step.passes:
+            if verified.request.block_ids:  # who finished has given its slots back
+                self._parts.append(self._rows(verified, step.hidden, wanted))
+
+    def take(self) -> FeatureRows | None:
+        """Everything queued, oldest first."""
+        if not self._parts:
+            return None
+        parts, self._parts = self._parts, []
+        last_rows: dict[str, int] = {}
+        begin = 0
+        for part in parts:
+            last_rows |= {name: begin + row for name, row in part.last_rows.items()}
+            begin += len(part)
+        if len(parts) == 1:
+            return parts[0]
+        return FeatureRows(
+            torch.cat([part.features for part in parts]),
+            np.concatenate([part.positions for part in parts]),
+            np.concatenate([part.slots for part in parts]),
+            np.concatenate([part.next_tokens for part in parts]),
+            last_rows,
+        )
+
+    def _rows(self, verified: RequestPass, hidden: Tensor, columns: slice | list[int]) -> FeatureRows:
+        request, first = verified.request, verified.rows.start
+        rows = list(range(first, first + verified.num_committed))
+        rows += [first + verified.num_committed + node for node in verified.accepted]
+        begin, end = verified.start, verified.start + len(rows)
+        assert end < request.num_tokens, "a pass is followed by at least one token without KV"
+        chosen = hidden[first : first + len(rows)] if rows[-1] == first + len(rows) - 1 else hidden[rows]
+        return FeatureRows(
+            chosen[:, columns],
+            np.arange(begin, end, dtype=np.int32),
+            request_slots(request, end, self._block_size)[begin:],
+            np.asarray(request.token_ids[begin + 1 : end + 1], dtype=np.int32),
+            {request.request_id: len(rows) - 1},
+        )
+
+
+def request_slots(request: Request, num_tokens: int, block_size: int) -> IntArray:
+    """The slots of a request's first tokens: [num_tokens]"""
+    blocks = np.asarray(request.block_ids[: -(-num_tokens // block_size)], dtype=np.int32)
+    slots = blocks[:, None] * np.int32(block_size) + np.arange(block_size, dtype=np.int32)
+    return slots.reshape(-1)[:num_tokens]

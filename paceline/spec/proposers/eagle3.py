@@ -1,0 +1,189 @@
+"""`eagle3`: one trained layer drafts from the target's hidden states, in a tree that grows where it is sure.
+
+With n tokens, of which the last has no KV yet, the pairs (h_t, x_{t+1}) for t <= n - 2 are true: they enter the drafter's
+KV at slot t as soon as the target has computed h_t. The newest pair's output says what comes after the last token and
+is the first draft's feature. Deeper nodes feed the drafter its own features, at positions n - 1, n, ..., and their keys
+live in scratch.
+
+Where a prefix comes from the cache, so do the drafter's keys. The last pair of a shared block was made with the token
+that came next for whoever computed it: for another request one key of the prefix tells of another continuation.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.models.drafters.eagle3 import Eagle3
+from paceline.models.drafters.load import load_network
+from paceline.models.drafters.paged import KeyRows, make_layers, make_linear
+from paceline.spec.draft_growth import Growth
+from paceline.spec.draft_scores import Scored
+from paceline.spec.feature_drafter import (
+    CHUNK_ROWS,
+    FLUSH_ROWS,
+    SCRATCH_SLOTS,
+    RowBuilder,
+    context_rows,
+    draft_scores,
+    groups,
+    placement,
+    target_of,
+    token_tensor,
+)
+from paceline.spec.feature_queue import FeatureQueue, FeatureRows, request_slots
+from paceline.spec.proposer import Budget, Needs, StepContext
+from paceline.spec.services import Services
+
+
+class Eagle3Proposer:
+    name = "eagle3"
+
+    def __init__(
+        self, services: Services, largest: Budget, *, model: str | None, draft_sampling: str | None, draft_width: int
+    ) -> None:
+        self._target = target_of(services)
+        network: Eagle3 = load_network("eagle3", model, self._target)
+        place = placement(services)
+        self._first_scratch = services.num_slots
+        num_slots = services.num_slots + max(SCRATCH_SLOTS, draft_width * largest.max_depth)
+        self._fc = make_linear(network.fc, place)
+        self._head = make_linear(network.lm_head, place)
+        self._layers = make_layers(network.config.layer, [network.midlayer], num_slots, place)
+        self._network = network.to(place.device)
+        self._scores = draft_scores(services, network.d2t, draft_sampling)
+        self._block_size = services.block_size
+        self._width = draft_width
+        self._queue = FeatureQueue(network.config.hidden_layers, services.block_size)
+        self._newest: dict[str, tuple[int, Tensor]] = {}  # request id -> position and fused feature of its newest pair
+        self.needs = Needs(hidden_layers=network.config.hidden_layers, draft_probs=draft_sampling == "sampled")
+
+    def observe(self, step: StepContext) -> None:
+        self._queue.add(step)
+        if len(self._queue) > FLUSH_ROWS and not step.requests:
+            self._flush()
+        for request in step.gone:
+            self._newest.pop(request.request_id, None)
+
+    @torch.no_grad()
+    def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
+        self._flush()
+        trees = [EMPTY_TREE] * len(step.requests)
+        ready = [
+            (i, Growth(request, budget))
+            for i, (request, budget) in enumerate(zip(step.requests, budgets, strict=True))
+            if self._knows(request) and min(budget.num_nodes, budget.max_depth) > 0
+        ]
+        deepest = max((growth.budget.max_depth for _, growth in ready), default=0)
+        for group in groups(ready, self._width * deepest):
+            self._grow([growth for _, growth in group])
+            for i, growth in group:
+                trees[i] = growth.tree()
+        return trees
+
+    def _knows(self, request: Request) -> bool:
+        position, _ = self._newest.get(request.request_id, (-1, None))
+        return position == request.num_tokens - 2 and position >= 0
+
+    @torch.no_grad()
+    def _flush(self) -> None:
+        """Take in the queued features: fuse them, and store the keys and values of their pairs."""
+        queued = self._queue.take()
+        for begin in range(0, len(queued) if queued is not None else 0, CHUNK_ROWS):
+            assert queued is not None
+            self._take_in(queued, slice(begin, begin + CHUNK_ROWS))
+
+    def _take_in(self, queued: FeatureRows, rows: slice) -> None:
+        features = queued.features[rows].flatten(1).float()
+        fused = self._fc(self._network.fc_norm(features))
+        inputs, _ = self._inputs(token_tensor(queued.next_tokens[rows]), fused)
+        self._layers.store(0, inputs, context_rows(queued.positions[rows], queued.slots[rows]))
+        for name, row in queued.last_rows.items():
+            if rows.start <= row < rows.stop:
+                self._newest[name] = int(queued.positions[row]), fused[row - rows.start]
+
+    def _inputs(self, token_ids: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention reads, and where the residual stream starts."""
+        layer = self._network.midlayer
+        normed = layer.hidden_norm(feature)
+        embedding = layer.input_layernorm(self._target.vocabulary_rows(token_ids))
+        return torch.cat([embedding, normed], dim=1), normed if layer.norm_before_residual else feature
+
+    def _grow(self, growing: list[Growth]) -> None:
+        """All requests of the group, one level at a time."""
+        contexts = [request_slots(g.request, g.request.num_tokens - 1, self._block_size) for g in growing]
+        builder = RowBuilder.of(contexts)
+        # The newest pairs were stored already; storing them again with the same values lets one call do it all.
+        rows = builder.rows(
+            range(len(growing)),
+            [g.request.num_tokens - 2 for g in growing],
+            [int(context[-1]) for context in contexts],
+            [[] for _ in growing],
+        )
+        fused = torch.stack([self._newest[g.request.request_id][1] for g in growing])
+        features = self._step(token_tensor([g.request.token_ids[-1] for g in growing]), fused, rows)
+        slot_of: list[dict[int, int]] = [{} for _ in growing]  # per request: node -> its scratch slot
+        next_slot, depth = self._first_scratch, 0
+        while True:
+            owners = [(i, node) for i, g in enumerate(growing) for node in g.frontier]
+            self._extend(growing, owners, features, depth)
+            depth += 1
+            # (request, node, row of its parent's feature)
+            line = {owner: row for row, owner in enumerate(owners)}
+            fed = [
+                (i, node, line[i, g.parents[node]])
+                for i, g in enumerate(growing)
+                if depth < g.budget.max_depth
+                for node in g.frontier
+            ]
+            for i, g in enumerate(growing):
+                if depth >= g.budget.max_depth:
+                    g.frontier = []
+            if not fed:
+                return
+            slots = list(range(next_slot, next_slot + len(fed)))
+            next_slot += len(fed)
+            for (i, node, _), slot in zip(fed, slots, strict=True):
+                slot_of[i][node] = slot
+            rows = builder.rows(
+                [i for i, _, _ in fed],
+                [growing[i].request.num_tokens - 2 + depth for i, _, _ in fed],
+                slots,
+                [_path(growing[i].parents, node, slot_of[i]) for i, node, _ in fed],
+            )
+            tokens = token_tensor([growing[i].token_ids[node] for i, node, _ in fed])
+            features = self._step(tokens, features[[row for _, _, row in fed]], rows)
+
+    def _step(self, token_ids: Tensor, feature: Tensor, rows: KeyRows) -> Tensor:
+        """The next features: [rows, hidden]"""
+        return self._layers.forward(0, *self._inputs(token_ids, feature), rows)
+
+    def _extend(self, growing: list[Growth], owners: list[tuple[int, int]], features: Tensor, depth: int) -> None:
+        """Children of every frontier node; `features` has one row for each, in order."""
+        logits = self._head(self._network.norm(features))
+        width = max(_width(g.budget, self._width) for g in growing)
+        scored: Scored = self._scores.top([(growing[i].request, depth) for i, _ in owners], logits, width)
+        begin = 0
+        for growth in growing:
+            lines = slice(begin, begin + len(growth.frontier))
+            begin = lines.stop
+            own = _width(growth.budget, self._width)
+            if lines.stop > lines.start:
+                growth.extend(scored.token_ids[lines, :own], scored.log_probs[lines, :own], own)
+                growth.probs += scored.probs[lines]
+
+
+def _width(budget: Budget, widest: int) -> int:
+    """Room for one path only is filled with one path."""
+    return 1 if budget.num_nodes <= budget.max_depth else min(widest, budget.num_nodes)
+
+
+def _path(parents: Sequence[int], node: int, slot_of: dict[int, int]) -> list[int]:
+    """Scratch slots from the top node down to `node`."""
+    path = []
+    while node >= 0:
+        path.append(slot_of[node])
+        node = parents[node]
+    return path[::-1]
