@@ -3,11 +3,12 @@
 fixed     tokens that no dice chose: n-gram, suffix, top-k trees, argmax. q is the point mass on the token.
 sampled   tokens drawn from the drafter's distribution with noise of its own. The classic rules need that q.
 coupled   tokens drawn with the target's own noise. Only sample_match, which never looks at q, may follow.
+spechub   pairs around the drafter's likeliest token. Two siblings that merely look like one would be a bias.
 """
 
 from paceline.errors import InvalidOptionError
 
-DRAFT_KINDS = ("fixed", "sampled", "coupled")
+DRAFT_KINDS = ("fixed", "sampled", "coupled", "spechub")
 CHAIN_RULES = ("rejection", "block")
 
 
@@ -33,7 +34,8 @@ def check_pairing(rule: str, drafting: str, *, draft_probs: bool = False, chain:
         raise InvalidOptionError(
             f"{rule} verifies chains, but this method drafts trees; use multi_step or sample_match"
         )
-    if rule == "spechub" and drafting != "sampled":
+    if (rule == "spechub") != (drafting == "spechub"):
         raise InvalidOptionError(
-            "spechub verifies pairs drawn from q, but these drafts are fixed; use sample_match, or draft 'sampled'"
+            f"spechub verifies pairs that were drawn for it (draft mode 'spechub') and no other rule does, but this is "
+            f"{rule} on {drafting} drafts; use sample_match, which verifies anything, or multi_step for sampled trees"
         )

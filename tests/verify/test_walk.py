@@ -212,8 +212,11 @@ PAIRINGS = [
     ("multi_step", "sampled", True, False, None),
     ("multi_step", "sampled", False, False, "does not report q"),
     ("multi_step", "coupled", True, False, "share the target's noise"),
-    ("spechub", "fixed", False, False, "these drafts are fixed"),
-    ("spechub", "sampled", True, False, None),
+    ("spechub", "spechub", True, False, None),
+    ("spechub", "fixed", False, False, "on fixed drafts"),
+    ("spechub", "sampled", True, False, "on sampled drafts"),
+    ("multi_step", "spechub", True, False, "multi_step on spechub drafts"),
+    ("sample_match", "spechub", True, False, None),
     ("multi_step", "guessed", True, False, "drafts are one of"),
 ]
 
