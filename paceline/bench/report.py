@@ -18,7 +18,7 @@ STYLE = (
     "body{font:15px/1.5 system-ui,sans-serif;max-width:1360px;margin:2rem auto;padding:0 1rem;color:#222}"
     "table{border-collapse:collapse;font-size:13px}td,th{border:1px solid #ddd;padding:3px 8px;text-align:right}"
     "td:first-child,th:first-child{text-align:left}.charts{display:flex;flex-wrap:wrap;gap:1rem}"
-    "pre{background:#f6f6f6;padding:1rem;overflow-x:auto}.bad{color:#b4232f}"
+    "figure{margin:0}pre{background:#f6f6f6;padding:1rem;overflow-x:auto}.bad{color:#b4232f}"
 )
 
 
@@ -52,6 +52,8 @@ def speedup_over_k(analysis: Analysis) -> list[Chart]:
             groups[point.temperature, point.load_name][name].append((k, factor.value, spread))
     charts: list[Chart] = []
     for (temperature, load), lines in sorted(groups.items()):
+        if len({k for points in lines.values() for k, _, _ in points}) < 2:
+            continue  # one K is no curve
         series, marks = [], []
         for name, points in lines.items():
             points.sort()

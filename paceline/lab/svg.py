@@ -60,7 +60,8 @@ def line_chart(chart: "LineChart", width: int, height: int) -> str:
         y_high,
         chart.log_x,
     )
-    x_ticks = sorted(set(xs)) if chart.log_x or len(set(xs)) <= 10 else ticks(x_low, x_high)
+    whole = all(float(x).is_integer() for x in xs)  # K, rows, positions: name the ones that were measured
+    x_ticks = sorted(set(xs)) if chart.log_x or (whole and len(set(xs)) <= 10) else ticks(x_low, x_high)
     parts = [axes(frame, x_ticks, ticks(y_low, y_high)), labels(frame, chart.title, chart.x_label, chart.y_label)]
     if chart.level is not None:
         parts.append(dashed(frame.left, frame.y(chart.level), frame.right, frame.y(chart.level)))
