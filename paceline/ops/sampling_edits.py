@@ -8,8 +8,9 @@ the penalties, for bad words and for min_tokens. The order is vLLM's:
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +20,9 @@ from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.errors import RequestFailedError
 from paceline.ops.sampling_types import FloatRow, IdRow
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +39,48 @@ class NodeRow:
         return self.request.num_tokens + len(self.draft_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class _Compiled:
-    """A request's ids as arrays. It holds the options themselves, so that their id() cannot be reused."""
+class _OncePer(Generic[Key, Value]):
+    """Computes something once for an object, told apart by identity; the last `size` objects are remembered."""
 
-    params: SamplingParams
+    def __init__(self, compute: Callable[[Key], Value], size: int = 1024) -> None:
+        self._compute, self._size = compute, size
+        # id -> (the object itself, so that its id cannot be reused; what was computed), least recently used first
+        self._entries: OrderedDict[int, tuple[Key, Value]] = OrderedDict()
+
+    def __call__(self, key: Key) -> Value:
+        entry = self._entries.get(id(key))
+        if entry is None:
+            entry = self._entries[id(key)] = (key, self._compute(key))
+            if len(self._entries) > self._size:
+                self._entries.popitem(last=False)
+        else:
+            self._entries.move_to_end(id(key))
+        return entry[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _OptionIds:
+    """A request's options as arrays."""
+
     allowed: IdRow
     bias_ids: IdRow
     bias_values: FloatRow
 
-
-_compiled: OrderedDict[int, _Compiled] = OrderedDict()  # id(options) -> arrays, least recently used first
-_MAX_COMPILED = 1024
-
-
-def _compile(params: SamplingParams) -> _Compiled:
-    entry = _compiled.get(id(params))
-    if entry is None:
-        entry = _compiled[id(params)] = _Compiled(
-            params,
+    @staticmethod
+    def of(params: SamplingParams) -> "_OptionIds":
+        return _OptionIds(
             np.array(params.allowed_token_ids or (), dtype=np.int64),
             np.array(list(params.logit_bias.keys()), dtype=np.int64),
             np.array(list(params.logit_bias.values()), dtype=np.float32),
         )
-        if len(_compiled) > _MAX_COMPILED:
-            _compiled.popitem(last=False)
-    else:
-        _compiled.move_to_end(id(params))
-    return entry
+
+
+def _distinct(token_ids: Sequence[int]) -> IdRow:
+    return np.unique(np.array(token_ids, dtype=np.int64))
+
+
+_option_ids = _OncePer(_OptionIds.of)
+_distinct_prompt_ids = _OncePer(_distinct)
 
 
 def needs_edit(row: NodeRow) -> bool:
@@ -81,20 +99,20 @@ def needs_edit(row: NodeRow) -> bool:
 def edit_logits(row: NodeRow, logits: FloatRow) -> FloatRow:
     """The row's logits with every option of this file applied; `logits` itself stays as it is."""
     request, params = row.request, row.request.sampling_params
-    compiled = _compile(params)
+    ids = _option_ids(params)
     if params.allowed_token_ids is None:
         logits = logits.copy()
     else:
         everything = logits
         logits = np.full_like(everything, -np.inf)
-        logits[compiled.allowed] = everything[compiled.allowed]
+        logits[ids.allowed] = everything[ids.allowed]
     output_ids = request.output_token_ids + list(row.draft_ids)
     banned = _bad_word_endings(request.bad_words_token_ids, output_ids)
     if _held_back(row):
         banned += request.stop_token_ids
     if banned:
         logits[banned] = -np.inf
-    logits[compiled.bias_ids] += compiled.bias_values
+    logits[ids.bias_ids] += ids.bias_values
     if params.logits_processors:
         logits = _run_processors(params, [*request.prompt_token_ids, *output_ids], logits)
     if _has_penalties(params):
@@ -143,7 +161,7 @@ def _penalize_(params: SamplingParams, prompt_ids: Sequence[int], output_ids: Se
     # Only tokens that occurred are touched, so the cost follows the text and not the vocabulary.
     output, counts = np.unique(np.array(output_ids, dtype=np.int64), return_counts=True)
     if params.repetition_penalty != 1.0:
-        seen = np.union1d(np.array(prompt_ids, dtype=np.int64), output)
+        seen = np.union1d(_distinct_prompt_ids(prompt_ids), output)
         values = logits[seen]
         scale = np.float32(params.repetition_penalty)
         logits[seen] = np.where(values > 0, values / scale, values * scale)
