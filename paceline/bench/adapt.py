@@ -1,12 +1,14 @@
 """How quickly `auto` follows a change: random text, then repetitive text, then random again, in one running engine.
 
+Random text is sampled at temperature 1: greedy decoding of nonsense soon runs in circles, which is not random at all.
+
 In each phase all requests start together. The same phase is also run with every fixed setting on an engine of its own;
 the best of them is what auto should reach. Speeds are compared over windows of steps counted from the phase's start.
 """
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.bench.backend import Sampling
@@ -15,8 +17,8 @@ from paceline.bench.workloads import Prompt, take
 from paceline.core.sampling_params import SamplingParams
 from paceline.llm import LLM
 
-PHASES = ("random", "repetitive", "random")
-WITHIN_STEPS, WINDOW, SHARE = 50, 25, 0.9
+PHASES = (("random", 1.0), ("repetitive", 0.0), ("random", 1.0))  # workload, temperature
+WITHIN_STEPS, WINDOW, LEAST_WINDOW, SHARE = 50, 25, 5, 0.9  # steps; share of the best fixed setting's speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +50,22 @@ def measure_adaptation(
     settings: Sequence[str],  # fixed ones to compare with
     *,
     concurrency: int = 1,
-    sampling: Sampling | None = None,
-    phases: Sequence[str] = PHASES,
+    sampling: Sampling | None = None,  # its temperature is each phase's own
+    phases: Sequence[tuple[str, float]] = PHASES,
     **options: Any,
 ) -> list[PhaseResult]:
-    sampling = sampling or Sampling(max_tokens=160)
+    sampling = sampling or Sampling(max_tokens=400)
     auto = LLM(model, {"method": "auto"}, **options)
     loaded = auto.engine.model
     results = []
-    for number, workload in enumerate(phases):
+    for number, (workload, temperature) in enumerate(phases):
         prompts = take(workload, concurrency, skip=number * concurrency)
-        curves = {"auto": _trace(auto, prompts, sampling)}
+        of_phase = replace(sampling, temperature=temperature)
+        traces = {"auto": _trace(auto, prompts, of_phase)}
         for name in settings:
             fixed = LLM(loaded, parse_setting(name).config, **options)
-            curves[name] = _trace(fixed, prompts, sampling)
-        results.append(_compare(workload, curves))
+            traces[name] = _trace(fixed, prompts, of_phase)
+        results.append(compare(workload, traces))
     return results
 
 
@@ -91,20 +94,22 @@ def _emitted(llm: LLM) -> int:
     return sum(method["num_emitted_tokens"] for method in llm.stats()["speculation"].values())
 
 
-def _compare(workload: str, traces: dict[str, list[tuple[float, int]]]) -> PhaseResult:
+def compare(workload: str, traces: dict[str, list[tuple[float, int]]]) -> PhaseResult:
+    """`traces`: setting -> (seconds, tokens so far) after every step; one of them is auto."""
     late = {name: speed_between(trace, WITHIN_STEPS, None) for name, trace in traces.items()}
     best = max((name for name in traces if name != "auto"), key=lambda name: late[name])
-    reached = None
-    for begin in range(max(1, len(traces["auto"]) - WINDOW)):
-        if speed_between(traces["auto"], begin, begin + WINDOW) >= SHARE * late[best]:
-            reached = begin
-            break
-    return PhaseResult(workload, best, late[best], late["auto"], reached)
+    own = traces["auto"]
+    fast = (
+        begin
+        for begin in range(len(own) - LEAST_WINDOW)
+        if speed_between(own, begin, begin + WINDOW) >= SHARE * late[best]
+    )
+    return PhaseResult(workload, best, late[best], late["auto"], next(fast, None))
 
 
 def speed_between(trace: Sequence[tuple[float, int]], begin: int, end: int | None) -> float:
-    """Tokens per second between two steps; a run that ended before `begin` is judged by its second half."""
-    begin = min(begin, len(trace) // 2)
+    """Tokens per second between two steps; a run that is over by then is judged by its second half."""
+    begin = begin if begin + LEAST_WINDOW < len(trace) else len(trace) // 2
     end = len(trace) - 1 if end is None else min(end, len(trace) - 1)
     if end <= begin:
         return 0.0

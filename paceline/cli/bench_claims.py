@@ -25,7 +25,7 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     adapt = verbs.add_parser("adapt", help="random, then repetitive, then random text in one running engine")
     adapt.add_argument("--setting", nargs="+", default=["plain", "ngram:4", "suffix:8", "suffix:16"])
     adapt.add_argument("--concurrency", type=int, default=1)
-    adapt.add_argument("--max-tokens", type=int, default=160)
+    adapt.add_argument("--max-tokens", type=int, default=400)
     options.add_model_arguments(adapt)
     adapt.set_defaults(bench_run=_adapt)
 
