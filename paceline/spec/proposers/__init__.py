@@ -34,10 +34,10 @@ def _check_ngram(options: Mapping[str, Any]) -> None:
 
 
 def _check_draft_model(options: Mapping[str, Any]) -> None:
-    if (options["model"] is None) == (options["num_draft_layers"] is None):
+    if options["model"] is not None and options["num_draft_layers"] is not None:
         raise InvalidOptionError(
-            "draft_model needs either 'model', the draft model's name or folder, or 'num_draft_layers', to draft with "
-            f"the target's own first layers; got {options['model']!r} and {options['num_draft_layers']!r}"
+            "draft_model takes either 'model', the draft model's name, folder or drafter file, or 'num_draft_layers', "
+            f"to draft with the target's own first layers; got {options['model']!r} and {options['num_draft_layers']!r}"
         )
     check_widths(options)
 
@@ -138,7 +138,9 @@ PROPOSERS: dict[str, Method] = {
         "a smaller model, or the target's first layers, drafts a chain or a tree",
         model_options()
         | {
-            "model": Option(None, optional(_model), "the draft model"),
+            "model": Option(
+                None, optional(_model), "the draft model; without: the distilled one shipped for the target"
+            ),
             "num_draft_layers": Option(None, optional(whole(1, 1000)), "instead: the target's own first layers"),
         },
         derive=derive_from_widths,
@@ -178,7 +180,7 @@ PROPOSERS: dict[str, Method] = {
         "paceline.spec.proposers.layer_skip:LayerSkipProposer",
         "self-speculation: some of the target's layers draft, on its own KV",
         model_options()
-        | {"draft_layers": Option(None, optional(whole_list(0, 1000)), "layers that draft; tuned or every other one")},
+        | {"draft_layers": Option(None, optional(whole_list(0, 1000)), "layers that draft; else the tuned ones")},
         derive=derive_from_widths,
         cross_check=check_widths,
         chain=lambda options: options["tree_widths"] is None,
