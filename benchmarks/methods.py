@@ -2,9 +2,11 @@
 
     python benchmarks/methods.py spec_bench.jsonl
     python benchmarks/methods.py spec_bench.jsonl --methods ngram '{"method": "merge", "node_budget": 16}' --limit 40
+    python benchmarks/methods.py repetitive,random --per-category 8
 
-FILE is JSON lines in Spec-Bench's form (`category`, `turns`). Prints a table for each temperature, then one JSON line.
-Tokens are counted by id; a request that failed is excluded and counted, never timed.
+The prompts are a file (JSON lines in Spec-Bench's form: `category`, `turns`) or categories of our own. Prints a table
+for each temperature, then one JSON line. Tokens are counted by id; a request that failed is excluded and counted, never
+timed.
 """
 
 import argparse
@@ -13,11 +15,11 @@ import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from paceline import LLM, SamplingParams
 from paceline.bench.provenance import provenance
+from paceline.bench.workloads import Prompt, load_workload
 from paceline.core.outputs import RequestMetrics
 from paceline.models.loader import LoadedModel, load_model
 
@@ -89,7 +91,7 @@ class Result:
 
 def main() -> None:
     args = parse_arguments()
-    rows = load_prompts(Path(args.file), args.limit, args.per_category)
+    rows = load_prompts(args.prompts, args.limit, args.per_category)
     model = load_model(
         args.model, quantization=None if args.quantization == "none" else args.quantization, num_threads=args.threads
     )
@@ -104,7 +106,7 @@ def main() -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", help="prompts, JSON lines with category and turns")
+    parser.add_argument("prompts", help="a JSON lines file with category and turns, or categories such as code,random")
     parser.add_argument("--methods", nargs="+", default=list(DEFAULT_METHODS), help="names or JSON configurations")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--quantization", default="auto", help="auto, none, int8 or gguf")
@@ -117,19 +119,19 @@ def parse_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def load_prompts(path: Path, limit: int | None, per_category: int | None) -> list[tuple[str, str]]:
-    rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+def load_prompts(name: str, limit: int | None, per_category: int | None) -> list[Prompt]:
+    prompts = load_workload(name)
     if per_category is not None:
         seen: dict[str, int] = defaultdict(int)
         kept = []
-        for row in rows:
-            seen[row["category"]] += 1
-            if seen[row["category"]] <= per_category:
-                kept.append(row)
-        rows = kept
-    if limit is not None and limit < len(rows):
-        rows = [rows[i * len(rows) // limit] for i in range(limit)]
-    return [(row["category"], row["turns"][0]) for row in rows]
+        for prompt in prompts:
+            seen[prompt.category] += 1
+            if seen[prompt.category] <= per_category:
+                kept.append(prompt)
+        prompts = kept
+    if limit is not None and limit < len(prompts):
+        prompts = [prompts[i * len(prompts) // limit] for i in range(limit)]
+    return prompts
 
 
 def parse_config(text: str) -> dict[str, Any]:
@@ -141,21 +143,21 @@ def measure(
     model: LoadedModel,
     config: dict[str, Any],
     temperature: float,
-    rows: Sequence[tuple[str, str]],
+    rows: Sequence[Prompt],
     args: argparse.Namespace,
 ) -> Result:
     llm = LLM(model, config, max_num_seqs=args.concurrency, max_model_len=2048, kv_cache_memory_bytes=1 << 30)
-    prompts = [llm.chat_prompt([{"role": "user", "content": text}]) for _, text in rows]
+    prompts = [llm.chat_prompt([{"role": "user", "content": row.text}]) if row.chat else row.text for row in rows]
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=args.max_tokens)
     begin_s = time.perf_counter()
     outputs = llm.generate(list(prompts), params)
     result = Result(config, temperature, seconds=time.perf_counter() - begin_s)
-    for (category, _), output in zip(rows, outputs, strict=True):
+    for row, output in zip(rows, outputs, strict=True):
         if output.error is not None or output.metrics is None:
             result.failed += 1
             continue
         result.all.add(output.metrics)
-        result.by_category[category].add(output.metrics)
+        result.by_category[row.category].add(output.metrics)
     result.outputs = [output.outputs[0].token_ids for output in outputs]
     stats = llm.stats()
     drafting_s = sum(figures["draft_s"] for figures in stats["speculation"].values())
