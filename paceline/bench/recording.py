@@ -1,19 +1,27 @@
-"""What the target really said, kept for replay: prompts, outputs, and its likeliest tokens at every position.
+"""What the target really said, kept for replay: prompts, outputs, and its likeliest tokens after every row verified.
 
-One JSON line per request. The likeliest tokens are what token recycling learns from; everything else that a drafter
-without a network needs is the tokens themselves.
+One JSON line per request. Drafters that look only at tokens need no more than the output. Token recycling learns from
+the target's likeliest tokens, after rejected nodes too: a recording made while recycling drafts holds both.
 """
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
+
+from torch import Tensor
 
 from paceline.bench.backend import Sampling
 from paceline.bench.workloads import Prompt
 from paceline.core.sampling_params import SamplingParams
 from paceline.errors import InvalidOptionError
 from paceline.llm import LLM
+from paceline.spec.proposer import RequestPass, StepContext
+from paceline.spec.speculator import Speculator
+from paceline.spec.top_tokens import top_tokens
 
 NUM_TOP_TOKENS = 8
 
@@ -30,10 +38,14 @@ class Recorded:
     temperature: float
     vocab_size: int
     seed: int = 0
+    rejected: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    """(output position, token, the target's likeliest tokens after it) of nodes that were verified and not accepted."""
 
 
 def record(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[Recorded]:
-    """Run the prompts (together, as the engine batches them) and keep what the target said."""
+    """Run the prompts (together, as the engine batches them) and keep what the target said.
+
+    An engine that drafts with `recycling` leaves the richest recording."""
     params = [
         SamplingParams(
             temperature=sampling.temperature,
@@ -49,7 +61,10 @@ def record(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[Reco
     asked = [llm.chat_prompt([{"role": "user", "content": p.text}]) if p.chat and chat else p.text for p in prompts]
     vocab_size = llm.engine.model.decoder.config.vocab_size
     recorded = []
-    for i, (prompt, output) in enumerate(zip(prompts, llm.generate(asked, params), strict=True)):
+    rejected: dict[str, list[tuple[int, int, list[int]]]] = defaultdict(list)
+    with _listening(llm.engine.core.speculator, rejected):
+        outputs = llm.generate(asked, params)
+    for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         if output.error is not None:
             raise output.error
         completion = output.outputs[0]
@@ -64,9 +79,40 @@ def record(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[Reco
                 sampling.temperature,
                 vocab_size,
                 sampling.seed + i,
+                rejected[output.request_id],
             )
         )
     return recorded
+
+
+@contextmanager
+def _listening(speculator: Speculator, rejected: dict[str, list[tuple[int, int, list[int]]]]) -> Iterator[None]:
+    """Hear what the proposers hear: the logits of every row, where any of them asks for logits."""
+    observe = speculator.observe
+
+    def listen(step: StepContext) -> None:
+        if step.logits is not None:
+            for verified in step.passes:
+                _note_rejected(verified, step.logits, rejected[verified.request.request_id])
+        observe(step)
+
+    speculator.observe = listen  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del speculator.observe  # the class's own shows again
+
+
+def _note_rejected(verified: RequestPass, logits: Tensor, notes: list[tuple[int, int, list[int]]]) -> None:
+    tree = verified.draft
+    if verified.logits_row < 0 or not tree:
+        return
+    first = verified.logits_row + 1
+    position = verified.request.num_output_tokens - len(verified.new_token_ids)
+    likeliest = top_tokens(logits[first : first + len(tree)], NUM_TOP_TOKENS).tolist()
+    for node, (token, depth, top) in enumerate(zip(tree.token_ids, tree.depths(), likeliest, strict=True)):
+        if node not in verified.accepted:
+            notes.append((position + depth - 1, token, top))
 
 
 def save_recording(recorded: Sequence[Recorded], path: str | Path) -> None:
@@ -76,8 +122,13 @@ def save_recording(recorded: Sequence[Recorded], path: str | Path) -> None:
 def load_recording(path: str | Path) -> list[Recorded]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
-        return [Recorded(**json.loads(line)) for line in lines if line.strip()]
+        return [_decode(json.loads(line)) for line in lines if line.strip()]
     except (OSError, ValueError, TypeError) as error:
         raise InvalidOptionError(
             f"{path} is not a recording (make one with `paceline bench record`): {error}"
         ) from error
+
+
+def _decode(fields: dict[str, Any]) -> Recorded:
+    fields["rejected"] = [(position, token, top) for position, token, top in fields.get("rejected", ())]
+    return Recorded(**fields)

@@ -4,12 +4,13 @@ The target's answers are known, so verifying a tree is walking it along the reco
 they would in a closed loop of `concurrency` users; drafters see the same tokens, in the same order, in the same steps
 as in a live run. A clock that adds the measured cost of each pass gives the expected speed as well.
 
-One thing is not in a recording: what the target would have said after a *rejected* node. Drafters that learn from
-logits (token recycling) learn here from the accepted path alone.
+One thing is not in a recording: what the target would say after a node that was never verified. Drafters that learn
+from logits (token recycling) are shown, for a rejected node, what was recorded nearest by after the same token.
 """
 
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,6 +89,7 @@ class Replay:
         self.result = ReplayResult()
         self._recorded = {f"replay-{i}": one for i, one in enumerate(recorded)}
         self._waiting = iter(self._recorded.items())
+        self._rejected = {name: _by_token(one) for name, one in self._recorded.items()}
         self._concurrency = concurrency
         self._pass_cost = pass_cost
         self._virtual_s = 0.0
@@ -165,16 +167,40 @@ class Replay:
         new = future[: len(accepted) + 1]
         self.result.count(tree, accepted, len(new))
         verified = RequestPass(request, range(first_row, first_row + 1 + len(tree)), request.num_tokens - 1, 1)
-        # Only the accepted path has recorded logits: what is shown to the drafters is that path.
-        verified.draft = tree.select(accepted)
-        verified.accepted = list(range(len(accepted)))
         verified.logits_row = len(logits)
-        logits += truth.top_token_ids[position : position + len(accepted) + 1]
+        logits.append(truth.top_token_ids[position])
+        self._show(verified, tree, accepted, position, logits)
         request.token_ids += new
         verified.new_token_ids = new
         if len(new) == len(future):
             request.status, request.finish_reason = RequestStatus.FINISHED, "length"
         return verified
+
+    def _show(
+        self, verified: RequestPass, tree: DraftTree, accepted: list[int], position: int, logits: list[list[int]]
+    ) -> None:
+        """What the drafters get to see of the tree: all of it, or where they read logits the nodes that have some."""
+        if not self.speculator.needs.logits:
+            verified.draft, verified.accepted = tree, accepted
+            return
+        truth = self._recorded[verified.request.request_id]
+        shown: list[int] = []
+        for node, depth in enumerate(tree.depths()):
+            if tree.parents[node] >= 0 and tree.parents[node] not in shown:
+                continue
+            top: list[int] | None = truth.top_token_ids[position + depth] if node in accepted else None
+            if node not in accepted:
+                top = self._nearest(verified.request.request_id, position + depth - 1, tree.token_ids[node])
+            if top is not None:
+                shown.append(node)
+                logits.append(top)
+        verified.draft = tree.select(shown)
+        verified.accepted = [shown.index(node) for node in accepted]
+
+    def _nearest(self, request_id: str, position: int, token: int) -> list[int] | None:
+        """What the target said after this token where it was rejected, in this request, nearest to the position."""
+        notes = self._rejected[request_id].get(token)
+        return None if notes is None else min(notes, key=lambda note: abs(note[0] - position))[1]
 
     def _dense(self, top_token_ids: Sequence[Sequence[int]]) -> Tensor:  # [rows, vocab]
         vocab_size = next(iter(self._recorded.values())).vocab_size
@@ -182,6 +208,14 @@ class Replay:
         for row, tokens in enumerate(top_token_ids):
             logits[row, tokens] = -torch.arange(len(tokens), dtype=torch.float32)
         return logits
+
+
+def _by_token(one: Recorded) -> dict[int, list[tuple[int, list[int]]]]:
+    """Token -> (position, likeliest tokens after it) for each time it was rejected."""
+    notes: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
+    for position, token, top in one.rejected:
+        notes[token].append((position, top))
+    return dict(notes)
 
 
 def _request(name: str, one: Recorded) -> Request:

@@ -179,7 +179,7 @@ def _record(args: argparse.Namespace) -> int:
     from paceline.bench.workloads import take
     from paceline.llm import LLM
 
-    llm = LLM(args.model, {"method": "none"}, **options.model_options(args))
+    llm = LLM(args.model, {"method": "recycling"}, **options.model_options(args))
     sampling = Sampling(max_tokens=args.max_tokens, temperature=args.temperature)
     recorded = record(llm, take(args.workload, args.requests), sampling)
     save_recording(recorded, args.out)

@@ -1,5 +1,6 @@
 """Replay: the same acceptance as the live engine, from a recording alone."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ PROMPTS = [Prompt(str(i), "toy", text, chat=False) for i, text in enumerate(["ab
 
 @pytest.fixture(scope="module")
 def recorded() -> list[Recorded]:
-    llm = LLM(toy_model(), {"method": "none"}, max_num_seqs=4, **LIMITS)
+    llm = LLM(toy_model(), {"method": "recycling", "node_budget": 8}, max_num_seqs=4, **LIMITS)
     return record(llm, PROMPTS, Sampling(max_tokens=40, temperature=1.0))
 
 
@@ -35,9 +36,17 @@ def test_replay_is_the_live_run(recorded: list[Recorded], config: dict[str, Any]
     assert replayed.mean_acceptance_length == pytest.approx(live, rel=0.03 if concurrency > 1 else 1e-12)
 
 
-def test_drafters_that_read_logits_learn_from_the_recording(recorded: list[Recorded]) -> None:
-    result = Replay(recorded, {"method": "recycling", "node_budget": 8}).run()
-    assert result.num_drafts > 0 and result.num_tokens == 160
+def test_drafters_that_read_logits_learn_from_rejected_nodes_too(recorded: list[Recorded]) -> None:
+    """Alone, as recorded: what was rejected then is rejected now, at the same place, with the same tokens after it."""
+    config = {"method": "recycling", "node_budget": 8}
+    llm = LLM(toy_model(), config, max_num_seqs=1, **LIMITS)
+    alone = record(llm, PROMPTS, Sampling(max_tokens=40, temperature=1.0))
+    assert [one.output_token_ids for one in alone] == [one.output_token_ids for one in recorded]
+    assert sum(len(one.rejected) for one in alone) > 100
+    live, _ = live_acceptance_length(toy_model(), config, alone, 1, **LIMITS)
+    assert Replay(alone, config).run().mean_acceptance_length == pytest.approx(live, rel=0.03)
+    blind = [replace(one, rejected=[]) for one in alone]
+    assert Replay(blind, config).run().num_drafts < Replay(alone, config).run().num_drafts
 
 
 def test_plain_decoding_costs_what_the_curve_says(recorded: list[Recorded]) -> None:
