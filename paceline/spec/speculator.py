@@ -6,6 +6,7 @@
     speculator.propose(step)           the next trees, one per request of `step.requests`
 """
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ class Speculator:
         self.config = SpeculativeConfig.parse(config)
         self._services = services
         self._proposers: dict[str, Proposer] = {}
+        self._building = threading.Lock()
         self._stats: dict[str, MethodStats] = defaultdict(MethodStats)
         self._choices: dict[str, Choice] = {}  # request id -> how it is drafted for
         if self.config is not None and self.config.method != "none":
@@ -87,7 +89,8 @@ class Speculator:
             for i, tree, budget in zip(indices, drafts, budgets, strict=True):
                 if __debug__:
                     check_tree(tree, budget, self._services.vocab_size, method)
-                trees[i] = tree
+                named = not tree or tree.members is not None
+                trees[i] = tree if named else replace(tree, members=[method] * len(tree))
         return trees
 
     def stats(self) -> dict[str, Any]:
@@ -100,13 +103,14 @@ class Speculator:
         return figures
 
     def _proposer(self, method: str) -> Proposer:
-        if method not in self._proposers:
-            config = self.config
-            if config is None or config.method != method:
-                config = SpeculativeConfig.parse({"method": method})
-            assert config is not None
-            self._proposers[method] = build_proposer(method, self._services, config.options)
-        return self._proposers[method]
+        with self._building:  # requests are checked in their callers' threads: two may bring the same method
+            if method not in self._proposers:
+                config = self.config
+                if config is None or config.method != method:
+                    config = SpeculativeConfig.parse({"method": method})
+                assert config is not None
+                self._proposers[method] = build_proposer(method, self._services, config.options)
+            return self._proposers[method]
 
     def _choice(self, request: Request) -> Choice:
         chosen = self._choices.get(request.request_id)

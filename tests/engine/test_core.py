@@ -57,7 +57,7 @@ def test_a_perfect_chain_takes_one_step_per_seven_tokens() -> None:
     assert state.metrics.mean_acceptance_length == 5.0
     assert state.metrics.accepted_per_position == [2] * 6
     assert state.metrics.draft_acceptance_rate == 1.0
-    assert state.request.token_sources == ["target", *(["draft"] * 6 + ["bonus"]) * 2]
+    assert state.request.token_sources == ["target", *(["oracle"] * 6 + ["bonus"]) * 2]
 
 
 @pytest.mark.parametrize("method", [None, "oracle"])
