@@ -7,7 +7,6 @@
 """
 
 import threading
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -30,7 +29,6 @@ class Speculator:
         self.config = SpeculativeConfig.parse(config)
         self._services = services
         self._proposers: dict[str, Proposer] = {}
-        self._building = threading.Lock()
         self._building = threading.Lock()
         self._stats: dict[str, MethodStats] = defaultdict(MethodStats)
         self._choices: dict[str, Choice] = {}  # request id -> how it is drafted for
