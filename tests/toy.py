@@ -69,6 +69,9 @@ class ToyDecoder:
         hidden = torch.zeros(batch.num_rows, len(hidden_layers), 1) if hidden_layers else None
         return ForwardOutput(torch.stack(logits) if logits else torch.zeros(0, VOCAB), hidden)
 
+    def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
+        return ids[:, None].float() / VOCAB + 0.1
+
     def _attended(self, batch: ForwardBatch, kv_cache: Tensor, row: int) -> tuple[int, ...]:
         table = batch.block_tables[batch.req_ids[row]]
         index = torch.arange(int(batch.context_lens[row]))

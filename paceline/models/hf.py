@@ -41,8 +41,13 @@ def _read_files(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
         path = folder / name
         if not path.is_file():
             raise ModelLoadError(f"{path} is missing, though the index names it. Fetch the model again.")
-        tensors.update(_read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path))
+        tensors.update(read_tensors(path))
     return tensors
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of one file, safetensors or an old pickle of plain tensors."""
+    return _read_safetensors(path) if path.suffix == ".safetensors" else _read_pickle(path)
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -37,8 +37,8 @@ class Growth:
 
     def extend(self, token_ids: NDArray[np.int64], log_probs: Floats, width: int) -> None:
         """Children of the frontier, one line per frontier node; the `width` likeliest paths go on."""
-        above = np.array([0.0 if node < 0 else self.path_log_probs[node] for node in self.frontier])
-        paths = (above[:, None] + log_probs).ravel()
+        above = np.array([0.0 if node < 0 else self.path_log_probs[node] for node in self.frontier], dtype=np.float64)
+        paths: NDArray[np.float64] = (above[:, None] + log_probs.astype(np.float64)).ravel()
         first = len(self.token_ids)
         children = log_probs.shape[1]
         for i, (token, log_prob, path) in enumerate(
@@ -76,6 +76,8 @@ def product_tree(token_ids: NDArray[np.int64], log_probs: Floats, budget: Budget
     """token_ids, log_probs: [depths, ranks], likeliest first."""
     ids, chances = token_ids.tolist(), log_probs.tolist()
     depths, ranks = log_probs.shape
+    if budget.num_nodes <= budget.max_depth:
+        ranks = 1  # room for one path only is filled with one path
     tree = DraftTree([], [], confidence=[])
     assert tree.confidence is not None
     heap = [(-chances[0][0], 0, 0, -1)]  # (-log-probability of the path, depth, rank, parent)

@@ -48,7 +48,7 @@ class DraftScores:
         self._num_threads = num_threads or default_num_threads()
 
     def top(self, rows: Sequence[tuple[Request, int]], logits: Tensor, k: int) -> Scored:
-        """`rows`: (request, depth) of each row, depth 0 being the token after the last one; logits [rows, draft vocab]"""
+        """`rows`: (request, depth) of each row of logits [rows, draft vocab]; depth 0 follows the last token."""
         if self.sampling == "sampled":
             return self._sample(rows, logits)
         edited = [i for i, (request, _) in enumerate(rows) if not self._is_plain(request)]
@@ -73,9 +73,7 @@ class DraftScores:
         """Nothing reorders this request's tokens, here or deeper."""
         return (self.sampling == "greedy" or request.sampling_params.greedy) and not needs_edit(NodeRow(request, (), 0))
 
-    def _scores(
-        self, request: Request, depth: int, values: FloatRow, noise: dict[tuple[str, int], Floats]
-    ) -> FloatRow:
+    def _scores(self, request: Request, depth: int, values: FloatRow, noise: dict[tuple[str, int], Floats]) -> FloatRow:
         """The row's logits after its request's options and, where coupled, with the target's noise: [draft vocab]"""
         row = node_row(request, depth)
         if needs_edit(row):
@@ -101,9 +99,7 @@ class DraftScores:
     def _sample(self, rows: Sequence[tuple[Request, int]], logits: Tensor) -> Scored:
         wide = torch.full((len(rows), self._vocab_size), -torch.inf)
         wide[:, self._ids] = logits.float().cpu()
-        nodes = [
-            NodeRow(request, node_row(request, depth).draft_ids, i) for i, (request, depth) in enumerate(rows)
-        ]
+        nodes = [NodeRow(request, node_row(request, depth).draft_ids, i) for i, (request, depth) in enumerate(rows)]
         drawn = draft_tokens(nodes, wide, "sampled", draws=[depth for _, depth in rows])
         token_ids = np.array([d.token_ids[:1] or [0] for d in drawn], dtype=np.int64)
         log_probs = np.array([[0.0 if d.token_ids else LOWEST] for d in drawn], dtype=np.float32)

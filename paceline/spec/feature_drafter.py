@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidOptionError
-from paceline.models.drafters.load import Target
 from paceline.models.drafters.paged import KeyRows, Placement
+from paceline.models.drafters.store import Target
 from paceline.spec.draft_scores import DraftScores
 from paceline.spec.feature_queue import IntArray
 from paceline.spec.services import Services

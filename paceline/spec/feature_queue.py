@@ -76,7 +76,7 @@ class FeatureQueue:
         rows += [first + verified.num_committed + node for node in verified.accepted]
         begin, end = verified.start, verified.start + len(rows)
         assert end < request.num_tokens, "a pass is followed by at least one token without KV"
-        chosen = hidden[first : first + len(rows)] if rows[-1] == first + len(rows) - 1 else hidden[rows]
+        chosen = hidden[first : first + len(rows)] if rows[-1] == first + len(rows) - 1 else take_rows(hidden, rows)
         return FeatureRows(
             chosen[:, columns],
             np.arange(begin, end, dtype=np.int32),
@@ -86,8 +86,15 @@ class FeatureQueue:
         )
 
 
+def take_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
+    """x[rows], copied. On a CPU by numpy: PyTorch would wake its threads for a few kilobytes."""
+    if x.device.type == "cpu" and x.dtype != torch.bfloat16:
+        return torch.from_numpy(x.numpy()[list(rows)])
+    return x[list(rows)]
+
+
 def request_slots(request: Request, num_tokens: int, block_size: int) -> IntArray:
     """The slots of a request's first tokens: [num_tokens]"""
     blocks = np.asarray(request.block_ids[: -(-num_tokens // block_size)], dtype=np.int32)
-    slots = blocks[:, None] * np.int32(block_size) + np.arange(block_size, dtype=np.int32)
-    return slots.reshape(-1)[:num_tokens]
+    slots = np.add.outer(blocks * np.int32(block_size), np.arange(block_size, dtype=np.int32), dtype=np.int32)
+    return np.asarray(slots, dtype=np.int32).reshape(-1)[:num_tokens]

@@ -73,8 +73,8 @@ def is_chain(options: Mapping[str, Any]) -> bool:
 def check_features(options: Mapping[str, Any]) -> None:
     if options["draft_sampling"] == "sampled" and not is_chain(options):
         raise InvalidOptionError(
-            "draft_sampling 'sampled' drafts chains, because a tree whose shape follows the drawn tokens would bias the "
-            f"output; set node_budget (now {options['node_budget']}) to num_speculative_tokens "
+            "draft_sampling 'sampled' drafts chains, because a tree whose shape follows the drawn tokens would bias "
+            f"the output; set node_budget (now {options['node_budget']}) to num_speculative_tokens "
             f"({options['num_speculative_tokens']}), or use 'coupled' or 'greedy'"
         )
 

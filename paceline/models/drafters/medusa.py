@@ -52,6 +52,10 @@ class Medusa(nn.Module):
         """[..., hidden] -> [heads, ..., hidden], ready for the vocabulary matrices"""
         return torch.stack([block(hidden) for block in self.blocks])
 
+    def residual_blocks(self, index: int) -> list[ResidualBlock]:
+        """Those of one head, in order."""
+        return [block for block in self.blocks[index].children() if isinstance(block, ResidualBlock)]
+
     def head(self, index: int) -> nn.Linear:
         head = self.heads[0 if self.config.shared_head else index]
         assert isinstance(head, nn.Linear)

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from paceline.core.model_config import ModelConfig
@@ -109,11 +110,11 @@ class TorchLayers:
         index = torch.from_numpy(slots).long().to(query.device)
         mask = torch.from_numpy(visible).to(query.device)[:, None, None]  # [rows, 1, 1, keys]
         keys, values = (part[index].transpose(1, 2) for part in self.kv_cache[layer])  # [rows, kv heads, keys, dim]
-        grouped = query.unflatten(1, (-1, self._share))  # [rows, kv heads, heads that share, dim]
+        grouped = query.view(len(query), -1, self._share, query.shape[-1])  # [rows, kv heads, heads that share, dim]
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).flatten(1, 2)
 
 
-def padded_slots(rows: KeyRows) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def padded_slots(rows: KeyRows) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
     """Each row's key slots side by side, [rows, longest], and which of them are really there."""
     lengths = rows.context_lens + rows.tail_lens
     slots = np.zeros((len(lengths), int(lengths.max(initial=0))), dtype=np.int32)

@@ -5,10 +5,10 @@ stored at all. So a drafter for a 135M model is a few megabytes. `formats.py` re
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -38,6 +38,16 @@ SHARED_HEADS = {
     "medusa": "heads.0.weight",
 }
 SCALE = ".scale"
+TARGET_KEYS = ("vocab_size", "hidden_size", "num_layers")
+
+
+class Target(Protocol):
+    """What a drafter borrows from its target."""
+
+    config: ModelConfig
+    device: torch.device
+
+    def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor: ...
 
 
 def save_drafter(
@@ -57,9 +67,7 @@ def save_drafter(
         "method": method,
         "config": json.dumps(asdict(network.config)),
         "head_is_target": json.dumps(head_is_target),
-        "target": json.dumps(
-            {"vocab_size": target.vocab_size, "hidden_size": target.hidden_size, "num_layers": target.num_layers}
-        ),
+        "target": json.dumps({key: getattr(target, key) for key in TARGET_KEYS}),
         "card": json.dumps(dict(card)),
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,8 +86,10 @@ def read_header(path: Path) -> dict[str, Any]:
     return {name: value if name in ("format", "method") else json.loads(value) for name, value in header.items()}
 
 
-def load_drafter(path: Path, target: ModelConfig, target_head: Tensor) -> Any:
-    """The network in float32, its head filled in from the target's rows [vocab, hidden] where they are shared."""
+def load_drafter(path: Path, target: ModelConfig, head_rows: Callable[[Tensor], Tensor]) -> Any:
+    """The network in float32, its head filled in from the target's where it is shared.
+
+    `head_rows`: the target's head at some token ids, [ids] -> [ids, hidden]"""
     header = read_header(path)
     check_target(header["target"], target, str(path))
     method = header["method"]
@@ -94,15 +104,19 @@ def load_drafter(path: Path, target: ModelConfig, target_head: Tensor) -> Any:
         if not name.endswith(SCALE)
     }
     if header["head_is_target"]:
-        state[SHARED_HEADS[method]] = target_head[d2t.to(target_head.device)].float().cpu()
+        state[SHARED_HEADS[method]] = head_rows(d2t).float().cpu()
     network.load_state_dict(state)
     network.d2t = d2t
     return network.eval().requires_grad_(False)
 
 
+def fits_target(described: Mapping[str, Any], target: ModelConfig) -> bool:
+    return all(described[key] == getattr(target, key) for key in TARGET_KEYS)
+
+
 def check_target(described: Mapping[str, Any], target: ModelConfig, source: str) -> None:
     """Refuse a drafter made for another target."""
-    for key in ("vocab_size", "hidden_size", "num_layers"):
+    for key in TARGET_KEYS:
         wanted, found = described[key], getattr(target, key)
         if wanted != found:
             raise ModelLoadError(
@@ -117,7 +131,8 @@ def config_from_dict(method: str, content: Mapping[str, Any]) -> Any:
         name: tuple(value) if isinstance(value, list) else value for name, value in content.items()
     }
     if "layer" in values:
-        layer = {name: tuple(value) if isinstance(value, list) else value for name, value in values["layer"].items()}
+        stored = dict(values["layer"])
+        layer: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in stored.items()}
         values["layer"] = ModelConfig(**(layer | {"rope_scaling": RopeScaling(**layer["rope_scaling"])}))
     return config_class(**values)
 

@@ -49,8 +49,8 @@ class _LayerBatch(ctypes.Structure):
 class KeyRows:
     """Rows of a layer: where each one's key and value go, and which keys it looks at.
 
-    Row i sees key_slots[key_begins[i] : + context_lens[i]], then tail_slots[tail_begins[i] : + tail_lens[i]]. Rows of one
-    request share their context, so they have the same `key_begins`."""
+    Row i sees key_slots[key_begins[i] : + context_lens[i]], then tail_slots[tail_begins[i] : + tail_lens[i]]. Rows of
+    one request share their context, so they have the same `key_begins`."""
 
     positions: IntArray  # [rows]
     slots: IntArray  # [rows]

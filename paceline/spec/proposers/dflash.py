@@ -113,8 +113,10 @@ class DFlashProposer:
         """[requests, block size, hidden], before the final norm"""
         builder = RowBuilder.of([request_slots(r, r.num_tokens - 1, self._block_size) for r in requests])
         size = self._size
-        slots = [list(range(self._first_scratch + i * size, self._first_scratch + (i + 1) * size))
-                 for i in range(len(requests))]
+        slots = [
+            list(range(self._first_scratch + i * size, self._first_scratch + (i + 1) * size))
+            for i in range(len(requests))
+        ]
         rows = builder.rows(
             [i for i in range(len(requests)) for _ in range(size)],
             [r.num_tokens - 1 + k for r in requests for k in range(size)],

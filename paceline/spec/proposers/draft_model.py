@@ -5,12 +5,16 @@ How far a request's KV is valid is found by comparing what was fed with what the
 costs nothing, a rejected one is overwritten, and whatever was missed meanwhile (a prompt found in the prefix cache,
 steps without speculation) is caught up on before the next draft.
 
+The model may be a drafter file that `paceline train draft` wrote: a few of the target's layers, distilled, under the
+target's own embedding. Without a model the one that is shipped for the target is taken, if there is one.
+
 With `num_draft_layers` instead of a model, the target's own first layers draft, with its norm and head. Their KV is the
 target's, so such a draft costs no memory at all. A model with other tokens drafts through text (foreign_drafter.py).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +23,8 @@ from torch import Tensor
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError
+from paceline.models.drafters.load import UNTRAINED, load_network
+from paceline.spec.feature_drafter import placement, target_of
 from paceline.spec.model_drafter import ModelDrafter
 from paceline.spec.proposer import Budget, Needs, StepContext
 from paceline.spec.services import Decoder, Services
@@ -131,9 +137,10 @@ class SeparateDrafter:
 def make_drafter(
     services: Services, model: Any, num_layers: int | None, sampling: str | None, widths: Sequence[int] | None
 ) -> Drafter:
-    if model is None:
-        assert num_layers is not None
+    if num_layers is not None:
         return OwnLayersDrafter(services, num_layers, sampling, widths)
+    if model is None or (isinstance(model, str) and is_distilled(model)):
+        return SeparateDrafter(services, load_distilled(services, model), sampling, widths)
     from paceline.models.loader import load_model
     from paceline.spec.foreign_drafter import ForeignDrafter, same_tokens
 
@@ -141,6 +148,19 @@ def make_drafter(
     if same_tokens(services, loaded):
         return SeparateDrafter(services, loaded.decoder, sampling, widths)
     return ForeignDrafter(services, loaded, sampling, widths)
+
+
+def is_distilled(model: str) -> bool:
+    """One of our drafter files, or a test's stand-in for one, and not a whole model."""
+    path = Path(model).expanduser()
+    return model == UNTRAINED or path.suffix == ".safetensors" or (path / "draft.safetensors").is_file()
+
+
+def load_distilled(services: Services, model: str | None) -> Decoder:
+    from paceline.models.drafters.distilled_decoder import DistilledDecoder
+
+    target = target_of(services)
+    return DistilledDecoder(load_network("draft", model, target), target, placement(services))
 
 
 def allocate(decoder: Decoder, num_slots: int) -> Tensor:

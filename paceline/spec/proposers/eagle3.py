@@ -1,9 +1,9 @@
 """`eagle3`: one trained layer drafts from the target's hidden states, in a tree that grows where it is sure.
 
-With n tokens, of which the last has no KV yet, the pairs (h_t, x_{t+1}) for t <= n - 2 are true: they enter the drafter's
-KV at slot t as soon as the target has computed h_t. The newest pair's output says what comes after the last token and
-is the first draft's feature. Deeper nodes feed the drafter its own features, at positions n - 1, n, ..., and their keys
-live in scratch.
+With n tokens, of which the last has no KV yet, the pairs (h_t, x_{t+1}) for t <= n - 2 are true: they enter the
+drafter's KV at slot t as soon as the target has computed h_t. The newest pair's output says what comes after the last
+token and is the first draft's feature. Deeper nodes feed the drafter its own features, at positions n - 1, n, ..., and
+their keys live in scratch.
 
 Where a prefix comes from the cache, so do the drafter's keys. The last pair of a shared block was made with the token
 that came next for whoever computed it: for another request one key of the prefix tells of another continuation.
@@ -33,7 +33,7 @@ from paceline.spec.feature_drafter import (
     target_of,
     token_tensor,
 )
-from paceline.spec.feature_queue import FeatureQueue, FeatureRows, request_slots
+from paceline.spec.feature_queue import FeatureQueue, FeatureRows, request_slots, take_rows
 from paceline.spec.proposer import Budget, Needs, StepContext
 from paceline.spec.services import Services
 
@@ -114,9 +114,9 @@ class Eagle3Proposer:
     def _grow(self, growing: list[Growth]) -> None:
         """All requests of the group, one level at a time."""
         contexts = [request_slots(g.request, g.request.num_tokens - 1, self._block_size) for g in growing]
-        builder = RowBuilder.of(contexts)
+        levels = Levels(growing, RowBuilder.of(contexts), self._first_scratch)
         # The newest pairs were stored already; storing them again with the same values lets one call do it all.
-        rows = builder.rows(
+        rows = levels.builder.rows(
             range(len(growing)),
             [g.request.num_tokens - 2 for g in growing],
             [int(context[-1]) for context in contexts],
@@ -124,37 +124,13 @@ class Eagle3Proposer:
         )
         fused = torch.stack([self._newest[g.request.request_id][1] for g in growing])
         features = self._step(token_tensor([g.request.token_ids[-1] for g in growing]), fused, rows)
-        slot_of: list[dict[int, int]] = [{} for _ in growing]  # per request: node -> its scratch slot
-        next_slot, depth = self._first_scratch, 0
         while True:
-            owners = [(i, node) for i, g in enumerate(growing) for node in g.frontier]
-            self._extend(growing, owners, features, depth)
-            depth += 1
-            # (request, node, row of its parent's feature)
-            line = {owner: row for row, owner in enumerate(owners)}
-            fed = [
-                (i, node, line[i, g.parents[node]])
-                for i, g in enumerate(growing)
-                if depth < g.budget.max_depth
-                for node in g.frontier
-            ]
-            for i, g in enumerate(growing):
-                if depth >= g.budget.max_depth:
-                    g.frontier = []
+            self._extend(growing, levels.owners, features, levels.depth)
+            fed = levels.descend()
             if not fed:
                 return
-            slots = list(range(next_slot, next_slot + len(fed)))
-            next_slot += len(fed)
-            for (i, node, _), slot in zip(fed, slots, strict=True):
-                slot_of[i][node] = slot
-            rows = builder.rows(
-                [i for i, _, _ in fed],
-                [growing[i].request.num_tokens - 2 + depth for i, _, _ in fed],
-                slots,
-                [_path(growing[i].parents, node, slot_of[i]) for i, node, _ in fed],
-            )
             tokens = token_tensor([growing[i].token_ids[node] for i, node, _ in fed])
-            features = self._step(tokens, features[[row for _, _, row in fed]], rows)
+            features = self._step(tokens, take_rows(features, [row for _, _, row in fed]), levels.rows(fed))
 
     def _step(self, token_ids: Tensor, feature: Tensor, rows: KeyRows) -> Tensor:
         """The next features: [rows, hidden]"""
@@ -175,15 +151,46 @@ class Eagle3Proposer:
                 growth.probs += scored.probs[lines]
 
 
+class Levels:
+    """Where the trees of a group stand: the frontier's rows, and the scratch slots of the nodes above it."""
+
+    def __init__(self, growing: list[Growth], builder: RowBuilder, first_slot: int) -> None:
+        self.growing, self.builder = growing, builder
+        self.owners = [(i, -1) for i in range(len(growing))]  # (request, node) of each row of the last step
+        self.depth = 0
+        self._slot_of: list[dict[int, int]] = [{} for _ in growing]  # per request: node -> its scratch slot
+        self._next_slot = first_slot
+
+    def descend(self) -> list[tuple[int, int, int]]:
+        """The nodes to feed next: (request, node, row of its parent's feature in the last step)."""
+        self.depth += 1
+        row_of = {owner: row for row, owner in enumerate(self.owners)}
+        for growth in self.growing:
+            if self.depth >= growth.budget.max_depth:
+                growth.frontier = []
+        self.owners = [(i, node) for i, growth in enumerate(self.growing) for node in growth.frontier]
+        for i, node in self.owners:
+            self._slot_of[i][node] = self._next_slot
+            self._next_slot += 1
+        return [(i, node, row_of[i, self.growing[i].parents[node]]) for i, node in self.owners]
+
+    def rows(self, fed: list[tuple[int, int, int]]) -> KeyRows:
+        return self.builder.rows(
+            [i for i, _, _ in fed],
+            [self.growing[i].request.num_tokens - 2 + self.depth for i, _, _ in fed],
+            [self._slot_of[i][node] for i, node, _ in fed],
+            [self._path(i, node) for i, node, _ in fed],
+        )
+
+    def _path(self, i: int, node: int) -> list[int]:
+        """Scratch slots from the top node down to `node`."""
+        path = []
+        while node >= 0:
+            path.append(self._slot_of[i][node])
+            node = self.growing[i].parents[node]
+        return path[::-1]
+
+
 def _width(budget: Budget, widest: int) -> int:
     """Room for one path only is filled with one path."""
     return 1 if budget.num_nodes <= budget.max_depth else min(widest, budget.num_nodes)
-
-
-def _path(parents: Sequence[int], node: int, slot_of: dict[int, int]) -> list[int]:
-    """Scratch slots from the top node down to `node`."""
-    path = []
-    while node >= 0:
-        path.append(slot_of[node])
-        node = parents[node]
-    return path[::-1]

@@ -32,7 +32,8 @@ class MedusaProposer:
         network: Medusa = load_network("medusa", model, target)
         place = placement(services)
         self._blocks: list[list[Linear]] = [
-            [make_linear(block.linear, place) for block in head] for head in network.blocks
+            [make_linear(block.linear, place) for block in network.residual_blocks(i)]
+            for i in range(len(network.blocks))
         ]
         self._heads = [make_linear(network.head(i), place) for i in range(len(network.heads))]
         self._scores = draft_scores(services, network.d2t, draft_sampling)
