@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_report import sweep
-from toy_llm import toy_model
 
 from paceline.bench.backend import Answer, Sampling
 from paceline.bench.curve import measure_curve
@@ -20,6 +18,8 @@ from paceline.bench.workloads import Prompt
 from paceline.cli import bench
 from paceline.errors import InvalidOptionError
 from paceline.llm import AsyncLLM
+from tests.bench.test_report import sweep
+from tests.bench.toy_llm import toy_model
 
 LIMITS: dict[str, Any] = {"num_kv_blocks": 128, "block_size": 4, "max_num_batched_tokens": 64}
 PROMPTS = [Prompt(str(i), "toy", text, chat=False) for i, text in enumerate(["abcabcab", "hello", "qrqrqr", "mmm"])]

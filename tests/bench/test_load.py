@@ -4,7 +4,6 @@ import asyncio
 import time
 
 import pytest
-from toy_llm import FakeBackend
 
 from paceline.bench.backend import Answer, Sampling, SpeculationCounts
 from paceline.bench.intervals import median
@@ -12,6 +11,7 @@ from paceline.bench.load import Load, offer
 from paceline.bench.summary import LatencyTarget, summarize
 from paceline.bench.workloads import take
 from paceline.errors import InvalidOptionError
+from tests.bench.toy_llm import FakeBackend
 
 
 def test_a_closed_loop_keeps_so_many_users_busy() -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_llm import toy_model
 
 from paceline.bench.backend import Sampling
 from paceline.bench.live import live_acceptance_length
@@ -15,6 +14,7 @@ from paceline.bench.workloads import Prompt
 from paceline.errors import InvalidOptionError
 from paceline.lab.pass_cost import PassCost
 from paceline.llm import LLM
+from tests.bench.toy_llm import toy_model
 
 LIMITS: dict[str, Any] = {"num_kv_blocks": 128, "block_size": 4, "max_num_batched_tokens": 64}
 PROMPTS = [Prompt(str(i), "toy", text, chat=False) for i, text in enumerate(["abcabcab", "hello", "qrqrqr", "mmm"])]

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from toy_llm import FakeBackend
 
 from paceline.bench.backend import Sampling
 from paceline.bench.grid import Grid, Setting, parse_setting
@@ -18,6 +17,7 @@ from paceline.bench.load import Load
 from paceline.bench.records import RecordFile, read_records
 from paceline.bench.sweep import BackendLostError, RunOptions, run_sweep
 from paceline.errors import InvalidOptionError
+from tests.bench.toy_llm import FakeBackend
 
 
 def grid(**changes: object) -> Grid:
@@ -87,8 +87,8 @@ def test_killed_while_running_loses_nothing(tmp_path: Path) -> None:
     script = textwrap.dedent(f"""
         import sys
         sys.path[:0] = [{str(folder)!r}, {str(folder.parent)!r}]
-        from test_sweep import grid
-        from toy_llm import FakeBackend
+        from tests.bench.test_sweep import grid
+        from tests.bench.toy_llm import FakeBackend
         from paceline.bench.records import RecordFile
         from paceline.bench.sweep import RunOptions, run_sweep
         run_sweep(grid(num_repeats=50), lambda s: FakeBackend(0.005), RecordFile({str(path)!r}), RunOptions(), print)

@@ -5,11 +5,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from toy import ToyDecoder, ToyTokenizer
-
 from paceline.bench.backend import Answer, Sampling, SpeculationCounts
 from paceline.bench.workloads import Prompt
 from paceline.models.loader import LoadedModel
+from tests.toy import ToyDecoder, ToyTokenizer
 
 
 def toy_model(sharpness: float = 3.0) -> LoadedModel:

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy import EOS, VOCAB, run_all, toy_core, toy_request
 
 from paceline.core.request import Request
+from tests.toy import EOS, VOCAB, run_all, toy_core, toy_request
 
 SHAPES = ["chain", (4, 2, 1), (8,), (1, 1, 3, 1), "random"]
 

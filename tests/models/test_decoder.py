@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from forward_batches import Pool, Rows
-from small_models import VARIANTS, hf_model, kv_cache, run, small_decoder, tokens
 
 from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError
 from paceline.models.loader import load_model
+from tests.forward_batches import Pool, Rows
+from tests.models.small_models import VARIANTS, hf_model, kv_cache, run, small_decoder, tokens
 
 TREE = DraftTree([3, 4, 5, 6, 7, 8, 9], [-1, 0, 0, -1, 3, 2, 4])
 CUTTABLE = ["llama", "mistral-window", "qwen2-window", "qwen3"]

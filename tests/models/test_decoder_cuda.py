@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from forward_batches import Pool, Rows
-from small_models import hf_model, small_decoder, tokens
 
 from paceline.core.tree import DraftTree
 from paceline.models.decoder import Decoder
+from tests.forward_batches import Pool, Rows
+from tests.models.small_models import hf_model, small_decoder, tokens
 
 pytestmark = [
     pytest.mark.cuda,

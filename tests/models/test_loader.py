@@ -5,18 +5,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from forward_batches import Pool, Rows
-from small_gguf import BLOCK_CONFIG, write_model
-from small_models import hf_model, run, tokens
 
 from paceline.core.forward import Decoder as AnyDecoder
 from paceline.core.weights import QuantizedTensor
 from paceline.errors import InvalidOptionError
-from paceline.models import loader
 from paceline.models.convert import convert_gguf
 from paceline.models.decoder import Decoder
 from paceline.models.loader import load_config, load_model, load_weights
 from paceline.ops import native
+from tests.forward_batches import Pool, Rows
+from tests.models.small_gguf import BLOCK_CONFIG, write_model
+from tests.models.small_models import hf_model, run, tokens
 
 
 @pytest.fixture(scope="module")

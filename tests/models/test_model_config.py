@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from small_models import LLAMA3, SMALL, VARIANTS, YARN, hf_config_dict
 
 from paceline.core.model_config import ModelConfig, RopeScaling
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.config import config_from_dict, model_config
 from paceline.models.rope import rope_frequencies, rope_tables
+from tests.models.small_models import LLAMA3, SMALL, VARIANTS, YARN, hf_config_dict
 
 
 def config(**changes: Any) -> ModelConfig:

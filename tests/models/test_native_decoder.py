@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from forward_batches import Pool, Rows
 from gguf import GGMLQuantizationType, quantize
-from small_models import VARIANTS, hf_config_dict, tokens
 from torch import Tensor
 
 from paceline.core.forward import ForwardBatch
@@ -22,6 +20,8 @@ from paceline.models.layout import expected_shapes
 from paceline.models.native import NativeDecoder
 from paceline.ops import native
 from paceline.ops.native import INSTRUCTION_SETS
+from tests.forward_batches import Pool, Rows
+from tests.models.small_models import VARIANTS, hf_config_dict, tokens
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.unavailable_reason()))
 

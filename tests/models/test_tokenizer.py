@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_gguf import TEXTS, trained
 from tokenizers import pre_tokenizers
 
 from paceline.errors import InvalidRequestError, ModelLoadError
 from paceline.models.tokenizer import Tokenizer
+from tests.models.small_gguf import TEXTS, trained
 
 CHATS: list[list[dict[str, Any]]] = [
     [{"role": "user", "content": "Hi"}],

@@ -30,8 +30,8 @@ def wheel_path(folder: Path) -> Path:
 
 def make_wheel(folder: Path) -> Alias:
     """Write the GGUF file and the wheel into `folder`, and describe them."""
-    from small_gguf import write_model
-    from small_models import hf_model
+    from tests.models.small_gguf import write_model
+    from tests.models.small_models import hf_model
 
     write_model(folder / "tiny.gguf", hf_model("llama"))
     with zipfile.ZipFile(wheel_path(folder), "w") as archive:

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 import torch.nn.functional as F
-from forward_batches import Pool, Rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.tree import DraftTree
 from paceline.ops import attention, linear, reference
+from tests.forward_batches import Pool, Rows
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8
 SCALE = HEAD_DIM**-0.5

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import fake
 import httpx
 import pytest
 import uvicorn
@@ -15,6 +14,7 @@ import uvicorn
 from paceline.serve.app import create_app
 from paceline.serve.config import ServerConfig
 from paceline.serve.server import GracefulServer
+from tests.serve import fake
 
 
 @dataclass

@@ -2,10 +2,9 @@
 
 import sys
 
-import fake
-
 from paceline.serve.config import ServerConfig
 from paceline.serve.server import run_server
+from tests.serve import fake
 
 if __name__ == "__main__":
     port, step_s, drain_s = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])

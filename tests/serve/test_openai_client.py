@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
-import fake
 import httpx
 import openai
 import pytest
-from conftest import Running, running
 from openai.types.chat import ChatCompletionMessageParam
+
+from tests.serve import fake
+from tests.serve.conftest import Running, running
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Hello"}]
 PROMPT = list(b"<user>Hello\n<assistant>")

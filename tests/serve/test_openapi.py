@@ -1,6 +1,5 @@
 """Requests made up from the API's own description: whatever comes in, nothing is answered with a 5xx."""
 
-import fake
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, settings
@@ -8,6 +7,7 @@ from schemathesis.checks import not_a_server_error
 
 from paceline.serve.app import create_app
 from paceline.serve.config import ServerConfig
+from tests.serve import fake
 
 APP = create_app(fake.FakeBackend(max_model_len=64), ServerConfig(("fake",), request_timeout_s=5))
 schema = schemathesis.openapi.from_asgi("/openapi.json", APP)

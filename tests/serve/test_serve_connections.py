@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fake
 import httpx
 import pytest
-from conftest import Running, running, wait_until
+
+from tests.serve import fake
+from tests.serve.conftest import Running, running, wait_until
 
 HERE = Path(__file__).parent
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import Running, running, wait_until
 
 from paceline import AsyncLLM
 from paceline.models.loader import LoadedModel
 from paceline.serve.engine_backend import EngineBackend
+from tests.serve.conftest import Running, running, wait_until
 from tests.toy import ToyDecoder, ToyTokenizer
 
 METHODS = ("ngram", "suffix", "prediction")

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-import browser
-import fake
 import pytest
-from conftest import Running, running
+
+from tests.serve import browser, fake
+from tests.serve.conftest import Running, running
 
 pytestmark = pytest.mark.skipif(browser.missing() is not None, reason=str(browser.missing()))
 

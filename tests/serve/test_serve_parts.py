@@ -7,10 +7,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import fake
 import httpx
 import pytest
-from conftest import Running
 
 from paceline.core.outputs import CompletionOutput, RequestMetrics
 from paceline.core.tree import EMPTY_TREE, DraftTree
@@ -23,6 +21,8 @@ from paceline.serve.live import draw
 from paceline.serve.prometheus import Counter, Histogram, render
 from paceline.serve.recorder import Recorder
 from paceline.serve.saving import StepCostModel
+from tests.serve import fake
+from tests.serve.conftest import Running
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 

@@ -7,15 +7,15 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import fake
 import httpx
 import pytest
-from conftest import Running, running, wait_until
 
 from paceline.errors import InvalidOptionError
 from paceline.serve import middleware
 from paceline.serve.config import ServerConfig
 from paceline.serve.logs import JsonLines
+from tests.serve import fake
+from tests.serve.conftest import Running, running, wait_until
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 CHAT = "/v1/chat/completions"

@@ -3,12 +3,12 @@
 import json
 from typing import Any
 
-import fake
 import httpx
 import pytest
-from conftest import Running
 
 from paceline.serve.responses import ChatCompletion, Completion
+from tests.serve import fake
+from tests.serve.conftest import Running
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 CHAT_PROMPT = list(b"<user>Hello\n<assistant>")

@@ -18,7 +18,7 @@ from paceline.spec.controller_cost import PassCostModel
 from paceline.spec.controller_select import LEAST_CHANCE, path_chances, select, shifted
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from toy import run_all, toy_core, toy_request
+from tests.toy import run_all, toy_core, toy_request
 
 VOCAB = 5000
 # A pass takes long beside the drafters' Python, so that these tests do not measure the machine they run on.

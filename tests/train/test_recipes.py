@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from tiny_target import CONFIG, tiny_corpus, tiny_target
 from torch import Tensor
 
 from paceline.models.drafters.layers import Attend
@@ -16,6 +15,7 @@ from paceline.train.eagle3 import Eagle3Recipe, Eagle3Settings
 from paceline.train.medusa import MedusaRecipe, MedusaSettings
 from paceline.train.recipe import DraftVocabulary, Recipe
 from paceline.train.target import DenseTarget
+from tests.train.tiny_target import CONFIG, tiny_corpus, tiny_target
 
 NUM_TOKENS = 4
 LAST = 14  # position of the last token in these checks

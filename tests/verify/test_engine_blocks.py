@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy import EOS, VOCAB, run_all, toy_core, toy_request
 
 from paceline.core.outputs import VerifyResult
 from paceline.core.request import Request
@@ -18,6 +17,7 @@ from paceline.engine.core import EngineCore, RequestState
 from paceline.ops import sampling
 from paceline.ops.sampling import NodeRow
 from paceline.ops.sampling_types import FloatRow
+from tests.toy import EOS, VOCAB, run_all, toy_core, toy_request
 
 OPTIONS: list[dict[str, Any]] = [
     {"temperature": 1.0},

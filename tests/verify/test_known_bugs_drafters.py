@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toy import VOCAB, ToyDecoder, ToyTokenizer, toy_core, toy_request
 
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.spec.proposer import Budget
 from paceline.spec.proposers.draft_model import Fed, SeparateDrafter
+from tests.toy import VOCAB, ToyDecoder, ToyTokenizer, toy_core, toy_request
 
 LENGTH = 3
 
