@@ -11,6 +11,7 @@ timed.
 
 import argparse
 import json
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -160,6 +161,7 @@ def measure(
         result.by_category[row.category].add(output.metrics)
     result.outputs = [output.outputs[0].token_ids for output in outputs]
     stats = llm.stats()
+    print(f"{result.name}: {result.all.length:.2f}", file=sys.stderr, flush=True)
     drafting_s = sum(figures["draft_s"] for figures in stats["speculation"].values())
     result.draft_ms_per_step = drafting_s / max(1, stats["num_steps"]) * 1e3
     return result
