@@ -122,7 +122,7 @@ def main() -> int:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
+    parser.add_argument("file")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--peer-python", action="append", default=[], help="interpreter with peers; may repeat")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS)
@@ -138,7 +138,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def read_prompts(args: argparse.Namespace, llm: LLM) -> list[list[int]]:
     """Prompts spread evenly over the file, as the model's chat template wants them."""
-    lines = [json.loads(line) for line in args.file.read_text().splitlines() if line.strip()]
+    lines = [json.loads(line) for line in Path(args.file).read_text().splitlines() if line.strip()]
     chosen = [lines[i * len(lines) // args.prompts] for i in range(min(args.prompts, len(lines)))]
     return [
         llm.chat_prompt([{"role": "user", "content": line["turns"][0]}])["prompt_token_ids"][:1024] for line in chosen

@@ -41,7 +41,7 @@ BLOCK_SIZE = 16
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
+    parser.add_argument("file")
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--peer-python", action="append", default=[])
     parser.add_argument("--prompts", type=int, default=16)
@@ -60,7 +60,7 @@ def main() -> int:
         for name, (dtype, quantization) in FORMATS.items()
     }  # fmt: skip
     peer = Peer.start("llama.cpp", [*args.peer_python, sys.executable], path, gguf, args.threads)
-    lines = [json.loads(line) for line in args.file.read_text().splitlines() if line.strip()]
+    lines = [json.loads(line) for line in Path(args.file).read_text().splitlines() if line.strip()]
     texts = [lines[i * len(lines) // args.prompts]["turns"][0] for i in range(min(args.prompts, len(lines)))]
     totals: dict[str, list[float]] = {}  # name -> [positions, same top token, sum of KL]
     for text in texts:
@@ -76,9 +76,8 @@ def main() -> int:
         for name, (n, same, kl) in totals.items()
     ]
     for row in rows:
-        print(
-            f"{row['format']:<26} top-1 {row['top_1']:.4f}   mean KL {row['mean_kl']:.6f}   ({row['positions']} positions)"
-        )
+        agreement = f"top-1 {row['top_1']:.4f}   mean KL {row['mean_kl']:.6f}"
+        print(f"{row['format']:<26} {agreement}   ({row['positions']} positions)")
     print(json.dumps({"fidelity": rows, **provenance(vars(args))}))
     return 0
 

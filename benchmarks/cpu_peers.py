@@ -3,9 +3,9 @@
     python benchmarks/cpu_peers.py NAME MODEL_FOLDER GGUF_FILE THREADS
 
 Answers one JSON line per request line: {"prompts": [[token ids], ...], "max_tokens": n, "lookup": bool} gives
-{"ttft_s", "total_s", "num_tokens"}, where num_tokens counts ids of all prompts together. With "logits_to": PATH it writes
-the logits after each token of the first prompt there instead ([tokens, vocab] .npy). The first line says whether the
-engine is there and its version. Needs nothing of Paceline, so that the peer's environment can be its own.
+{"ttft_s", "total_s", "num_tokens"}, where num_tokens counts ids of all prompts together. With "logits_to": PATH it
+writes the logits after each token of the first prompt there instead ([tokens, vocab] .npy). The first line says whether
+the engine is there and its version. Needs nothing of Paceline, so that the peer's environment can be its own.
 """
 
 import json
