@@ -1,13 +1,15 @@
-"""`paceline tune layer-skip`: find the layers of a model that draft best for it, and store them.
+"""`paceline tune`: settings that are measured, not guessed.
 
-Afterwards `--spec-method layer_skip` uses them by itself."""
+layer-skip   the layers of a model that draft best for it; stored, so that `--spec-method layer_skip` uses them
+tree         the draft tree of token recycling that is fastest here: acceptance by rank against the cost of a pass
+"""
 
 import argparse
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli import options
 from paceline.errors import InvalidOptionError
@@ -23,25 +25,91 @@ SAMPLE = "chat,code,extraction,summary,translation,maths"  # one of each kind in
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_subparsers(metavar="WHAT", dest="what", required=True)
     layer_skip = what.add_parser("layer-skip", help="search the layers that draft in self-speculation")
-    layer_skip.add_argument("--data", metavar="FILE", help="prompts (JSONL); default: prompts of different kinds, ours")
-    layer_skip.add_argument("--prompts", type=int, default=8, help="how many (default: %(default)s)")
-    layer_skip.add_argument("--tokens", type=int, default=64, help="answer tokens of each (default: %(default)s)")
     layer_skip.add_argument("--evaluations", type=int, default=120, help="subsets measured (default: %(default)s)")
     layer_skip.add_argument("--seed", type=int, default=0)
     layer_skip.add_argument("--output", metavar="FILE", help="store the answer there instead of in the cache")
-    layer_skip.add_argument("--json", action="store_true", help="one JSON object")
-    options.add_model_arguments(layer_skip)
+    tree = what.add_parser("tree", help="the fastest size and shape of a token recycling tree")
+    tree.add_argument("--max-nodes", type=int, default=64, help="(default: %(default)s)")
+    tree.add_argument("--max-depth", type=int, default=8, help="(default: %(default)s)")
+    for verb in (layer_skip, tree):
+        verb.add_argument("--data", metavar="FILE", help="prompts (JSONL); default: prompts of different kinds, ours")
+        verb.add_argument("--prompts", type=int, default=8, help="how many (default: %(default)s)")
+        verb.add_argument("--tokens", type=int, default=64, help="answer tokens of each (default: %(default)s)")
+        verb.add_argument("--json", action="store_true", help="one JSON object")
+        options.add_model_arguments(verb)
 
 
 def run(args: argparse.Namespace) -> int:
-    for name in ("prompts", "tokens", "evaluations"):
-        if getattr(args, name) < 1:
-            raise InvalidOptionError(f"--{name} must be at least 1, got {getattr(args, name)}")
+    for name in ("prompts", "tokens", "evaluations", "max_nodes", "max_depth"):
+        if getattr(args, name, 1) < 1:
+            raise InvalidOptionError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
+    return _tune_tree(args) if args.what == "tree" else _tune_layers(args)
+
+
+def _tune_tree(args: argparse.Namespace) -> int:
+    from paceline.core.tree import DraftTree
+    from paceline.spec.controller_cost import PassCostModel, calibrate
+    from paceline.spec.proposers.recycling import RecyclingProposer
+    from paceline.spec.tree_shape import fastest_shape
+
+    llm = _llm(args, "recycling")
+    _texts(args, llm, lambda done, total: None)
+    speculator = llm.engine.core.speculator
+    proposer = speculator.proposers["recycling"]
+    assert isinstance(proposer, RecyclingProposer)
+    figures = speculator.stats()["recycling"]
+    draft_s = figures["draft_s"] / max(1, figures["num_proposals"])
+    cost = PassCostModel(calibrate(speculator.services))
+    shape = fastest_shape(
+        [proposer.acceptance],
+        args.max_nodes,
+        args.max_depth,
+        verify_s=lambda nodes: cost.at(1 + nodes),
+        draft_s=lambda depth: draft_s,
+    )
+    depths = DraftTree([0] * len(shape), shape.parents).depths()
+    config = {"method": "recycling", "num_speculative_tokens": max(depths, default=0), "node_budget": len(shape)}
+    speedup = shape.expected_tokens * cost.at(1) / (cost.at(1 + len(shape)) + (draft_s if len(shape) else 0.0))
+    record = {
+        "speculative_config": config if len(shape) else {"method": "none"},
+        "parents": shape.parents,
+        "ranks": shape.ranks,
+        "expected_tokens_per_step": shape.expected_tokens,
+        "estimated_speedup": speedup,
+        "acceptance_by_rank": proposer.acceptance,
+        "pass_cost_s": cost.table(),
+    }
+    if args.json:
+        print(json.dumps(record))
+    else:
+        _explain_tree(record)
+    return 0
+
+
+def _explain_tree(record: dict[str, Any]) -> None:
+    rates = ", ".join(f"{rate:.2f}" for rate in record["acceptance_by_rank"])
+    costs = ", ".join(f"{rows}: {seconds * 1e3:.1f}" for rows, seconds in record["pass_cost_s"].items())
+    print(f"the next token is the table's 1st, 2nd, ... choice with chances {rates}")
+    print(f"a pass takes, by rows, {costs} ms")
+    if record["speculative_config"]["method"] == "none":
+        print("no tree pays on this machine: leave recycling off")
+        return
+    print(f"fastest tree: --speculative-config '{json.dumps(record['speculative_config'])}'")
+    print(
+        f"expected {record['expected_tokens_per_step']:.2f} tokens per step, {record['estimated_speedup']:.2f}x plain"
+    )
+
+
+def _llm(args: argparse.Namespace, method: str) -> "LLM":
     from paceline.llm import LLM
 
-    llm = LLM(args.model, {"method": "none"}, **options.model_options(args))
-    best, meter_positions = _search(args, llm)
-    path = _store(args, llm, best, meter_positions)
+    return LLM(args.model, {"method": method}, **options.model_options(args))
+
+
+def _tune_layers(args: argparse.Namespace) -> int:
+    llm = _llm(args, "none")
+    best, num_positions = _search(args, llm)
+    path = _store(args, llm, best, num_positions)
     record = {
         "draft_layers": list(best.layers),
         "num_speculative_tokens": best.num_speculative_tokens,

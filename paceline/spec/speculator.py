@@ -41,6 +41,11 @@ class Speculator:
         return self._proposers
 
     @property
+    def services(self) -> Services:
+        """What proposers are built with."""
+        return self._services
+
+    @property
     def needs(self) -> Needs:
         """What all proposers in use need together; grows when a request brings a new method."""
         return union([proposer.needs for proposer in list(self._proposers.values())])
