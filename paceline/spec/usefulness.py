@@ -1,9 +1,9 @@
 """Which members of a merged tree are worth their time.
 
 A member earns the tokens that came and that it alone drafted: without it they would have cost another pass. It costs
-the host time spent asking it. At every review the one that earns least for its cost is put to sleep if it loses, one at
-a time, because two members that say the same each earn nothing only as long as the other is awake. A sleeper is asked
-now and then and wakes when it would pay; it observes every step all the while, so its state stays valid.
+the host time spent on it. At every review the one that earns least for its cost is put to sleep if it loses, one at a
+time, because two members that say the same each earn nothing only as long as the other is awake. A sleeper costs
+nothing but a short probe now and then, and wakes when it would pay.
 """
 
 import time
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 MEMORY = 128.0  # steps over which earnings and costs are averaged
 REVIEW_EVERY = 64
-PROBE_EVERY = 16
+PROBE_EVERY, PROBE_STEPS = 256, 16  # sleepers are asked for a few steps in a row: some need to see a few to be right
 WAKE_MARGIN = 1.5  # a sleeper must promise this much more than it costs
 
 
@@ -48,11 +48,15 @@ class Usefulness:
         self._num_steps += 1
         if self._num_steps % REVIEW_EVERY == 0:
             self._review()
-        probe = self._num_steps % PROBE_EVERY == 0
+        probe = self._num_steps % PROBE_EVERY < PROBE_STEPS
         self._asked = [name for name, account in self.accounts.items() if account.awake or probe]
         for name in self._asked:
             self.accounts[name].num_asked += 1
         return self._asked
+
+    def is_asked(self, member: str) -> bool:
+        """Whether the member was asked in the last step (everybody is, before the first)."""
+        return not self._asked or member in self._asked
 
     def record(self, hits: Sequence[Sequence[str]], num_tokens: int) -> None:
         """What one request's step brought: for each accepted depth who had it, and the tokens emitted."""

@@ -29,6 +29,8 @@ from paceline.spec.usefulness import Usefulness
 if TYPE_CHECKING:
     from paceline.spec.config import SpeculativeConfig
 
+MIN_CHANCE = 0.004  # of a path: room that nobody likelier needs still costs a row
+
 
 @dataclass(slots=True)
 class Candidates:
@@ -96,8 +98,10 @@ class MergeProposer:
         for request in step.gone:
             self._candidates.pop(request.request_id, None)
         for name, member in self.members.items():
+            # A sleeper is only told who is gone, unless it would lose its thread: hidden states are seen once.
+            awake = self.usefulness.is_asked(name) or member.needs.hidden_layers
             with self.usefulness.timed(name):
-                member.observe(step)
+                member.observe(step if awake else StepContext([], gone=step.gone))
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         asked = self.usefulness.worth_asking()
@@ -139,7 +143,8 @@ class MergeProposer:
             contested = candidates.contested(candidate)
             for child in candidates.children[candidate].values():
                 chance = self.credit.chance(candidates.guesses[child], contested)
-                heapq.heappush(heap, (-path * chance, child, node, chance))
+                if path * chance >= MIN_CHANCE:
+                    heapq.heappush(heap, (-path * chance, child, node, chance))
 
         push(-1, -1, 1.0)
         while heap and len(token_ids) < num_nodes:
