@@ -21,6 +21,8 @@ VERBS = {
     "lab": "the economics of speculation: expected tokens, speedup, cost",
     "serve": "an OpenAI-compatible server",
     "tune": "search settings that need measuring, such as the layers that self-speculation skips",
+    "train": "train a drafter for a model: eagle3, medusa, dflash, draft or a pool",
+    "export": "write an EAGLE-3 drafter as a folder that vLLM loads",
     "models": "the models that are known by name, and which are on this disk",
     "doctor": "what this machine has, which kernels run, and what a pass of 1 to 64 rows costs",
 }

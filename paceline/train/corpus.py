@@ -132,8 +132,13 @@ class Batches:
         return self._load(self._plan_epoch(epoch)[index])
 
     def once(self) -> Iterator[Batch]:
+        for _, batch in self.once_with_rows():
+            yield batch
+
+    def once_with_rows(self) -> Iterator[tuple[NDArray[np.int64], Batch]]:
+        """Every sequence once, with its place in the corpus."""
         for rows in self._plan_epoch(0):
-            yield self._load(rows)
+            yield rows, self._load(rows)
 
     def _plan_epoch(self, epoch: int) -> list[NDArray[np.int64]]:
         if epoch != self._epoch:
