@@ -16,7 +16,6 @@ VERBS = {
     "generate": "complete a prompt",
     "chat": "talk to the model in the terminal",
     "verify": "prove that speculation changes nothing but the speed, on this machine with this model",
-    "verify": "prove on a model that speculation does not change its output",
     "bench": "measure: methods, lengths, temperatures, loads; report and recommend",
     "lab": "the economics of speculation: expected tokens, speedup, cost",
     "serve": "an OpenAI-compatible server",

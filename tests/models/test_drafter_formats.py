@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(tmp_path: Path) -> None:
         load_network("eagle3", str(write(tmp_path, LAYER, beyond)), Target())
     missing = eagle3_tensors("midlayer.")
     del missing["norm.weight"]
-    with pytest.raises(ModelLoadError, match="norm.weight"):
+    with pytest.raises(ModelLoadError, match=r"norm\.weight"):
         load_network("eagle3", str(write(tmp_path, LAYER, missing)), Target())
     with pytest.raises(ModelLoadError, match="no drafter at"):
         load_network("eagle3", str(tmp_path / "nowhere"), Target())
