@@ -31,17 +31,19 @@ $(VENV)/bin/pip:
 	@echo "paceline: making $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
+SOURCES := pyproject.toml constraints.txt setup.py $(wildcard paceline/ops/native/src/*)
 # torch goes first and by itself, so that pip never weighs another build of it.
-$(VENV)/.installed: pyproject.toml constraints.txt setup.py $(wildcard paceline/ops/native/src/*) | $(VENV)/bin/pip
+INSTALL = $(PIP) install "$$(grep ^torch== constraints.txt)" && $(PIP) install -e
+
+$(VENV)/.installed: $(SOURCES) | $(VENV)/bin/pip
 	@echo "paceline: installing (a few minutes the first time)"
-	@$(PIP) install "$$(grep ^torch== constraints.txt)"
-	@$(PIP) install -e .
+	@$(INSTALL) .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.installed
-	@echo "paceline: installing the development tools"
-	@$(PIP) install -e ".[dev]"
-	@touch $@
+$(VENV)/.dev: $(SOURCES) | $(VENV)/bin/pip
+	@echo "paceline: installing, with the development tools (a few minutes the first time)"
+	@$(INSTALL) ".[dev]"
+	@touch $@ $(VENV)/.installed
 
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
