@@ -111,8 +111,7 @@ def test_all_layers_of_the_target_are_always_right() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"method": "draft_model"}, "needs either 'model'"),
-        ({"method": "draft_model", "model": "x", "num_draft_layers": 2}, "needs either 'model'"),
+        ({"method": "draft_model", "model": "x", "num_draft_layers": 2}, "takes either 'model'"),
         ({"method": "draft_model", "model": "x", "tree_widths": [9, 9], "node_budget": 20}, "more than the 20 slots"),
         ({"method": "draft_model", "model": "x", "tree_widths": [2, 2], "num_speculative_tokens": 5}, "2 levels"),
         ({"method": "draft_model", "model": "x", "tree_widths": []}, "must not be empty"),

@@ -7,6 +7,7 @@ it, so that whoever uses the model need not know.
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,6 +51,15 @@ class DistilledDecoder:
         rows = len(batch.logits_rows)
         # A native pass writes as many columns as its head has, in a buffer made for the whole vocabulary.
         narrow = output.logits.reshape(-1)[: rows * self._head_size].view(rows, self._head_size)
-        wide = torch.full((rows, self.config.vocab_size), -torch.inf, device=self.device)
+        return ForwardOutput(self._widen(narrow), output.hidden)
+
+    def _widen(self, narrow: Tensor) -> Tensor:
+        """[rows, draft vocab] -> [rows, vocab]"""
+        shape = narrow.shape[0], self.config.vocab_size
+        if self.device.type == "cpu":  # by numpy: PyTorch would wake its threads for so little
+            spread = np.full(shape, -np.inf, dtype=np.float32)
+            spread[:, self._ids.numpy()] = narrow.numpy()
+            return torch.from_numpy(spread)
+        wide = torch.full(shape, -torch.inf, device=self.device)
         wide[:, self._ids] = narrow
-        return ForwardOutput(wide, output.hidden)
+        return wide
