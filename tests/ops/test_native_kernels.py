@@ -34,22 +34,25 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def matmul(source: str, wanted: int, weight: Tensor, shape: tuple[int, int], x: Tensor) -> tuple[Tensor, Tensor]:
+def matmul(
+    source: str, wanted: int, weight: Tensor, shape: tuple[int, int], x: Tensor, wide: bool = False
+) -> tuple[Tensor, Tensor]:
     """(x @ weight.T by the kernel, weight as the panels hold it)"""
     out, unpacked = torch.full((x.shape[0], shape[0]), torch.nan), torch.empty(shape)
     weight, x = weight.contiguous(), x.contiguous()
-    pointers = (weight.data_ptr(), x.shape[0], x.data_ptr(), out.data_ptr(), unpacked.data_ptr())
+    pointers = (weight.data_ptr(), x.shape[0], wide, x.data_ptr(), out.data_ptr(), unpacked.data_ptr())
     assert library().pl_test_matmul(SOURCES[source], wanted, *shape, *pointers) == 0
     return out, unpacked
 
 
-def quantized_rows(x: Tensor) -> Tensor:
-    """Activations as the quantized kernels see them: int8 per 32 values."""
+def quantized_rows(x: Tensor, wide: bool) -> Tensor:
+    """Activations as the quantized kernels see them: 8 or about 16 bits, with a scale per 32 values."""
+    most = 127.0 * 255.0 + 127.0 if wide else 127.0
     size = x.shape[1]
     blocks = torch.nn.functional.pad(x, (0, -size % 32)).view(x.shape[0], -1, 32)
     largest = blocks.abs().amax(-1, keepdim=True)
-    inverse = torch.where(largest > 0, torch.full_like(largest, 127.0) / largest, 0.0)  # scalar / x would round twice
-    return ((blocks * inverse).round() * (largest / 127.0)).flatten(1)[:, :size]
+    inverse = torch.where(largest > 0, torch.full_like(largest, most) / largest, 0.0)  # scalar / x would round twice
+    return ((blocks * inverse).round() * (largest / most)).flatten(1)[:, :size]
 
 
 @pytest.mark.parametrize("rows, outputs, inputs", SHAPES)
@@ -71,13 +74,14 @@ def test_weights_round_as_torch_rounds(rounded: str) -> None:
 
 
 @pytest.mark.parametrize("rows, outputs, inputs", SHAPES)
-def test_int8_matmul(rows: int, outputs: int, inputs: int) -> None:
+@pytest.mark.parametrize("wide", [False, True])
+def test_int8_matmul(rows: int, outputs: int, inputs: int, wide: bool) -> None:
     weight, x = randn(outputs, inputs), randn(rows, inputs, seed=1)
-    out, unpacked = matmul("float32", FORMATS["int8"], weight, (outputs, inputs), x)
+    out, unpacked = matmul("float32", FORMATS["int8"], weight, (outputs, inputs), x, wide)
     step = torch.nn.functional.pad(weight.abs(), (0, -inputs % 32)).view(outputs, -1, 32).amax(-1) / 127
     step = step.repeat_interleave(32, dim=1)[:, :inputs]
     assert ((unpacked - weight).abs() <= 0.51 * step + 1e-7).all()
-    torch.testing.assert_close(out, reference.linear(quantized_rows(x), unpacked), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(out, reference.linear(quantized_rows(x, wide), unpacked), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("rows, outputs, inputs", [s for s in SHAPES if s[2] % 32 == 0])
@@ -101,19 +105,22 @@ def test_gguf_super_block_matmul(rows: int, outputs: int, inputs: int, kind: str
 def check_blocks(blocks: np.ndarray, kind: str, shape: tuple[int, int], x: Tensor, *, exact: bool) -> None:
     meant = torch.from_numpy(dequantize(blocks, GGMLQuantizationType[kind]).copy())
     wanted = library().pl_natural_format(SOURCES[kind])
-    out, unpacked = matmul(kind, wanted, torch.from_numpy(blocks), shape, x)
+    _, unpacked = matmul(kind, wanted, torch.from_numpy(blocks), shape, x)
     # Super-blocks have their scales rounded to f16: half a thousandth of the largest value.
     tolerance = 1e-6 if exact else 1e-3 * meant.abs().max().item()
     torch.testing.assert_close(unpacked, meant, rtol=0, atol=tolerance)
     bound = 1e-4 * shape[1] ** 0.5 * max(1.0, meant.abs().max().item())
-    torch.testing.assert_close(out, reference.linear(quantized_rows(x), unpacked), rtol=1e-4, atol=bound)
+    for wide in (False, True):
+        out, _ = matmul(kind, wanted, torch.from_numpy(blocks), shape, x, wide)
+        expected = reference.linear(quantized_rows(x, wide), unpacked)
+        torch.testing.assert_close(out, expected, rtol=1e-4, atol=bound)
 
 
 def test_blocks_of_the_wrong_size_are_refused() -> None:
     weight, x = torch.zeros(4, 20, dtype=torch.uint8), torch.zeros(1, 40)
     out, unpacked = torch.empty(1, 4), torch.empty(4, 40)
     status = library().pl_test_matmul(
-        SOURCES["Q4_1"], 4, 4, 40, weight.data_ptr(), 1, x.data_ptr(), out.data_ptr(), unpacked.data_ptr()
+        SOURCES["Q4_1"], 4, 4, 40, weight.data_ptr(), 1, False, x.data_ptr(), out.data_ptr(), unpacked.data_ptr()
     )
     assert status == 4
 

@@ -78,7 +78,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "pl_select_instruction_set": (c_int32, [c_char_p]),
     "pl_measure_bandwidth": (c_double, [c_int64, c_int32, c_int32]),
     "pl_argmax": (None, [c_void_p, c_int32, c_int32, c_int64, c_int32, c_void_p]),
-    "pl_test_matmul": (c_int32, [c_int32, c_int32, c_int32, c_int32, c_void_p, c_int32, *[c_void_p] * 3]),
+    "pl_test_matmul": (c_int32, [*[c_int32] * 4, c_void_p, c_int32, c_int32, *[c_void_p] * 3]),
     "pl_test_rms_norm": (None, [c_void_p, c_void_p, c_float, c_int32, c_void_p]),
     "pl_test_silu_mul": (None, [c_void_p, c_void_p, c_int32, c_void_p]),
     "pl_test_rope": (None, [c_void_p, c_void_p, c_void_p, c_int32]),

@@ -52,7 +52,7 @@ void pl_argmax(const float* x, int32_t rows, int32_t n, int64_t stride, int32_t 
 
 // Single kernels, for tests against their plain twins.
 int32_t pl_test_matmul(int32_t source, int32_t format, int32_t n, int32_t k, const void* w, int32_t rows,
-                       const float* x, float* out, float* unpacked);
+                       int32_t wide, const float* x, float* out, float* unpacked);
 void pl_test_rms_norm(const float* x, const float* weight, float eps, int32_t n, float* out);
 void pl_test_silu_mul(const float* gate, const float* up, int32_t n, float* out);
 void pl_test_rope(float* x, const float* cos, const float* sin, int32_t head_dim);

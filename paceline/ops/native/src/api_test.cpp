@@ -10,13 +10,13 @@
 extern "C" {
 
 int32_t pl_test_matmul(int32_t source, int32_t format, int32_t n, int32_t k, const void* w, int32_t rows,
-                       const float* x, float* out, float* unpacked) {
+                       int32_t wide, const float* x, float* out, float* unpacked) {
   Arena arena;
   Matrix matrix;
   if (!pack_matrix(matrix, arena, source, w, n, k, format, 1)) return PL_BAD_FORMAT;
   for (int row = 0; row < n; row++) unpack_row(matrix, row, unpacked + (size_t)row * k);
   ActivationBuffer a;
-  a.reserve(rows, k, true);
+  a.reserve(rows, k, true, wide);
   for (int row = 0; row < rows; row++) {
     memcpy(a.x + (size_t)row * a.stride, x + (size_t)row * k, (size_t)k * 4);
     for (int b = 0; b < a.blocks; b++)

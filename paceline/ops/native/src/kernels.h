@@ -27,14 +27,16 @@ struct Matrix {
   const float* bias = nullptr;  // [num_panels * 16], or null
 };
 
-// Rows as matrices read them: floats, int8 blocks of 32, or both. Strides are in elements.
+// Rows as matrices read them: floats, integers in blocks of 32, or both. Strides are in elements.
+// Narrow integers are n = q. Wide ones are n = 255 * q + low, both within [-127, 127]: about 16 bits, at twice the work.
 struct Activations {
-  float* x = nullptr;          // [rows][stride]
-  int8_t* q = nullptr;         // [rows][stride]
-  float* scale = nullptr;      // [rows][blocks]: x ~ scale * q
-  float* scaled_sum = nullptr; // [rows][blocks]: scale * sum(q)
-  int32_t* minus8 = nullptr;   // [rows][blocks]: -8 * sum(q), cancels U4's zero
-  int32_t* minus128 = nullptr; // [rows][blocks]: -128 * sum(q), cancels U8's zero
+  float* x = nullptr;           // [rows][stride]
+  int8_t* q = nullptr;          // [rows][stride]
+  int8_t* low = nullptr;        // [rows][stride], or null: narrow
+  float* scale = nullptr;       // [rows][blocks]: x ~ scale * n
+  float* scaled_sum = nullptr;  // [rows][blocks]: scale * sum(n)
+  int32_t* minus8 = nullptr;    // [rows][blocks]: -8 * sum(n), cancels U4's zero
+  int32_t* minus128 = nullptr;  // [rows][blocks]: -128 * sum(n), cancels U8's zero
   int stride = 0, blocks = 0;
 };
 
@@ -72,7 +74,7 @@ struct Kernels {
   void (*matmul)(const Matrix& w, int panel, int panels, const Activations& x, int row, int rows, const void* next,
                  float* out, size_t out_stride);
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
-  // block b of row: 32 floats -> int8, from `x` (values past n count as 0)
+  // block b of row: 32 floats -> integers, from `x` (values past n count as 0)
   void (*quantize)(const Activations& to, int row, int block, const float* x, int n);
   void (*silu_mul)(const float* gate, const float* up, int n, float* out);
   void (*rope)(float* x, const float* cos, const float* sin, int head_dim);

@@ -37,13 +37,14 @@ class Buffer {
 
 // Activations with their memory. Quantized parts exist only where some matrix reads them.
 struct ActivationBuffer : Activations {
-  void reserve(int rows, int k, bool quantized) {
+  void reserve(int rows, int k, bool quantized, bool wide = false) {
     stride = round_up(k, kBlock);
     blocks = stride / kBlock;
     x = floats_.reserve((size_t)rows * stride);
     if (!quantized) return;
     const size_t n = (size_t)rows * blocks;
-    q = bytes_.reserve((size_t)rows * stride);
+    q = bytes_.reserve((size_t)rows * stride * (wide ? 2 : 1));
+    low = wide ? q + (size_t)rows * stride : nullptr;
     scale = scales_.reserve(2 * n);
     scaled_sum = scale + n;
     minus8 = sums_.reserve(2 * n);

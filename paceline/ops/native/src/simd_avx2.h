@@ -34,6 +34,10 @@ inline vf vround(vf x) {
 inline vi vto_int(vf x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 inline vf vto_float(vi x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline vi viset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline __m256i add_times255_half(__m256i a, __m256i b) {
+  return _mm256_sub_epi32(_mm256_add_epi32(a, _mm256_slli_epi32(b, 8)), b);
+}
+inline vi vadd_times255(vi x, vi y) { return {add_times255_half(x.a, y.a), add_times255_half(x.b, y.b)}; }
 inline __m256 pow2_half(__m256 n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }

@@ -31,6 +31,7 @@ inline vf vround(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_IN
 inline vi vto_int(vf a) { return _mm512_cvtps_epi32(a); }
 inline vf vto_float(vi a) { return _mm512_cvtepi32_ps(a); }
 inline vi viset1(int32_t a) { return _mm512_set1_epi32(a); }
+inline vi vadd_times255(vi a, vi b) { return _mm512_sub_epi32(_mm512_add_epi32(a, _mm512_slli_epi32(b, 8)), b); }  // a + 255 * b
 // 2^n for integral n in [-126, 127]
 inline vf vpow2(vf n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));

@@ -32,6 +32,7 @@ inline vf vround(vf a) { for (int i = 0; i < 16; i++) a[i] = rintf(a[i]); return
 inline vi vto_int(vf a) { vi r{}; for (int i = 0; i < 16; i++) r[i] = (int32_t)rintf(a[i]); return r; }
 inline vf vto_float(vi a) { vf r{}; for (int i = 0; i < 16; i++) r[i] = (float)a[i]; return r; }
 inline vi viset1(int32_t x) { return vi{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+inline vi vadd_times255(vi a, vi b) { return a + 255 * b; }
 inline vf vpow2(vf n) {
   vi bits{};
   for (int i = 0; i < 16; i++) bits[i] = (int32_t)((uint32_t)((int32_t)n[i] + 127) << 23);
