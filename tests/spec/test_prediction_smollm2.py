@@ -25,12 +25,13 @@ def answer(llm: LLM) -> str:
 def ask(llm: LLM, prediction: str | None) -> tuple[str, float, list[int]]:
     """(text, tokens per step, tokens of each step)"""
     speculative = {"off": True} if prediction is None else {"prediction": prediction}
-    params = SamplingParams(temperature=0.0, max_tokens=256, ignore_eos=True, speculative=speculative)
+    params = SamplingParams(temperature=0.0, max_tokens=256, speculative=speculative)
     prompt = llm.chat_prompt([{"role": "user", "content": PROMPT}])
     lengths = [0]
     for output in llm.stream(prompt, params):
         lengths.append(len(output.outputs[0].token_ids))
     assert output.metrics is not None and output.error is None
+    assert output.metrics.num_output_tokens >= 150, "the answer was meant to be long"
     steps = [after - before for before, after in itertools.pairwise(lengths)]
     return output.outputs[0].text, output.metrics.mean_acceptance_length, steps
 
