@@ -158,9 +158,9 @@ class EngineCore:
                 rows.logits_row = output.logits_rows[i].stop - 1 - len(entry.draft)
                 rows.new_token_ids = self._append(state, result, entry.draft)
                 state.tracker.record_step(len(entry.draft), min(num_accepted, len(rows.new_token_ids)))
-            if request.finish_reason is None:
+            if request.error is None:  # what a failed request computed is not for others to reuse
                 self.scheduler.update(entry, num_accepted)
-            else:
+            if request.finish_reason is not None:
                 self._finish(self._states[request.request_id])
         move_slots(self.runner.kv_cache, moves)
         return passes, updated

@@ -85,7 +85,8 @@ class Scheduler:
     def update(self, entry: ScheduledRequest, num_accepted: int) -> None:
         """After the pass: `num_accepted` nodes of the draft are now tokens with KV; the other slots go back."""
         request = entry.request
-        request.num_computed_tokens = entry.start + entry.num_committed + num_accepted
+        num_computed = entry.start + entry.num_committed + num_accepted
+        request.num_computed_tokens = min(num_computed, request.num_tokens)  # it may have ended inside the path
         request.draft = EMPTY_TREE
         self.kv.register_prefix(request)
         self.kv.trim(request, request.num_tokens + self.num_lookahead_tokens)

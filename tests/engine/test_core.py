@@ -85,6 +85,15 @@ def test_a_shared_prefix_is_computed_once() -> None:
     assert second.num_cached_tokens == 16  # whole blocks of 4 before the last token
 
 
+def test_the_last_pass_of_a_request_is_reused_too() -> None:
+    core = toy_core(max_num_batched_tokens=8)
+    prompt = list(range(18))
+    run_all(core, [toy_request("a", prompt, max_tokens=1)])
+    again = toy_request("b", prompt, max_tokens=1)
+    run_all(core, [again])
+    assert again.num_cached_tokens == 16
+
+
 def test_the_first_to_come_is_the_first_served() -> None:
     core = toy_core(max_num_seqs=2)
     batch = requests(6, ignore_eos=True, max_tokens=8)
