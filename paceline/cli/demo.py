@@ -75,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
             for plain, output in outputs.items():
                 rows[kind][0 if plain else 1].append(_side(output))
     results = [_result(kind, *sides) for kind, sides in rows.items()]
+    console.print()
     console.print(_table(results))
     console.print(_verdict(results))
     if args.json:
