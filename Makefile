@@ -45,5 +45,8 @@ $(VENV)/.dev: $(SOURCES) | $(VENV)/bin/pip
 	@$(INSTALL) ".[dev]"
 	@touch $@ $(VENV)/.installed
 
+sanitize: $(VENV)/.dev  ## the kernel tests under AddressSanitizer and UBSan
+	PATH="$(CURDIR)/$(BIN):$$PATH" sh -c "$$($(BIN)/python -m paceline.ops.native.build --sanitize)"
+
 clean:
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
