@@ -209,10 +209,12 @@ def test_requests_that_take_too_long_are_ended() -> None:
     body = {"prompt": "x", "max_tokens": 1000}
     with running(backend, request_timeout_s=0.2) as handle, handle.client() as client:
         assert error_of(client.post("/v1/completions", json=body), 408)["code"] == "timeout"
-        lines = [
-            line for line in client.post("/v1/completions", json=body | {"stream": True}).text.splitlines() if line
-        ]
-        assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "timeout"
+        answer = client.post("/v1/completions", json=body | {"stream": True})
+        if answer.status_code == 200:  # on a very slow machine the time is up before the first token: a plain 408
+            lines = [line for line in answer.text.splitlines() if line]
+            assert json.loads(lines[-2].removeprefix("data: "))["error"]["code"] == "timeout"
+        else:
+            assert error_of(answer, 408)["code"] == "timeout"
         assert not backend.running and len(backend.aborted) == 2
 
 

@@ -67,15 +67,17 @@ def least_ms(method: str, kind: str) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(("method", "kind"), CASES)
-def test_drafting_is_cheap(method: str, kind: str) -> None:
+def test_drafting_stays_within_its_order_of_magnitude(method: str, kind: str) -> None:
+    short, long = least_ms(method, kind)
+    assert short < 5 * LIMIT_MS[2_000]
+    assert long < 5 * LIMIT_MS[32_000]
+
+
+@pytest.mark.slow  # the limits themselves, and a ratio of two short times: they want a quiet machine
+@pytest.mark.parametrize(("method", "kind"), CASES)
+def test_drafting_is_cheap_and_grows_at_most_with_the_logarithm(method: str, kind: str) -> None:
     short, long = least_ms(method, kind)
     assert short < LIMIT_MS[2_000]
     assert long < LIMIT_MS[32_000]
-
-
-@pytest.mark.slow  # a ratio of two short times: it wants a quiet machine
-@pytest.mark.parametrize(("method", "kind"), CASES)
-def test_drafting_grows_at_most_with_the_logarithm(method: str, kind: str) -> None:
-    short, long = least_ms(method, kind)
     # log(32,000) / log(2,000) is 1.4; the rest is for caches that no longer hold the whole index
     assert long < 2.0 * short + 0.02, f"{short:.3f} ms at 2,000 tokens, {long:.3f} ms at 32,000"
