@@ -24,8 +24,9 @@ from paceline.spec.services import Services
 from paceline.spec.trie import Trie
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16)  # n-grams indexed; between two of them the match is measured token by token
-MAX_PLACES = 16  # that vote, of each source
+MAX_PLACES = 8  # that vote, of each source
 MAX_FULL_MATCHES = 3  # places that match as far as we look: more of them only say the same
+MAX_SHORTER = 3  # tokens by which a match may fall behind the longest one and still vote
 PROMPT_TAIL = 4  # prompt tokens kept before a past output, so that its first tokens can be found
 AGREEMENT_WEIGHT = 2.0  # how much more a place weighs for each further token that matches
 
@@ -92,12 +93,16 @@ class SuffixProposer:
     def _places(self, tokens: Sequence[int], index: NgramIndex) -> Iterator[Place]:
         sources = [(tokens, index), *((chunk.text, chunk.index) for chunk in self.past.chunks)]
         suffix = tokens[-self._max_match :]
+        longest = 0
         for text, source in sources:
             num_full = 0
             for n, start in itertools.islice(source.matches(suffix), MAX_PLACES):
+                if n < longest - MAX_SHORTER:
+                    break  # longest first: the rest would hardly weigh anything
                 if text[start] == SEPARATOR:  # no place ends at the last token, so `start` is inside the text
                     continue
                 match = self._measure(text, start, suffix, n)
+                longest = max(longest, match)
                 yield text, start, start, match, AGREEMENT_WEIGHT**match
                 num_full += match == len(suffix)
                 if num_full == MAX_FULL_MATCHES:
