@@ -147,6 +147,8 @@ class EngineCore:
             request = entry.request
             first_row = output.first_rows[i]
             rows = RequestPass(request, range(first_row, first_row + entry.num_rows), entry.start, entry.num_committed)
+            if output.hidden is not None:
+                rows.block_ids = tuple(request.block_ids)  # now: a request that ends here gives its blocks back
             passes.append(rows)
             num_accepted = 0
             if result is not None:

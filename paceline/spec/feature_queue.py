@@ -1,10 +1,11 @@
 """The target's hidden states on their way into a drafter's KV.
 
 Every pass of the target yields features of the tokens that are now committed, whether anybody drafts for them or not.
-They are queued with the slots that their tokens have at that moment, and a drafter takes them all, in order, before it
-drafts or when there are many. So nothing is kept per request: a slot that changed hands meanwhile is written again by
-the rows of its new owner, which stand later in the queue; a prefix that another request finds in the cache brings the
-drafter's keys along, in the same slots; and speculation that was off for a while leaves no gap.
+They are queued with the slots that their tokens have at that moment (also of a request that has just ended: others may
+find its blocks in the prefix cache), and a drafter takes them all, in order, before it drafts or when there are many.
+So nothing is kept per request: a slot that changed hands meanwhile is written again by the rows of its new owner, which
+stand later in the queue; a prefix that another request finds in the cache brings the drafter's keys along, in the same
+slots; and speculation that was off for a while leaves no gap.
 """
 
 from collections.abc import Sequence
@@ -47,7 +48,7 @@ class FeatureQueue:
         columns = [step.hidden_layers.index(layer) for layer in self._layers]
         wanted = slice(None) if columns == list(range(step.hidden.shape[1])) else columns
         for verified in step.passes:
-            if verified.request.block_ids:  # who finished has given its slots back
+            if verified.block_ids and verified.request.error is None:
                 self._parts.append(self._rows(verified, step.hidden, wanted))
 
     def take(self) -> FeatureRows | None:
@@ -74,13 +75,15 @@ class FeatureQueue:
         request, first = verified.request, verified.rows.start
         rows = list(range(first, first + verified.num_committed))
         rows += [first + verified.num_committed + node for node in verified.accepted]
+        # A request may have ended inside the accepted path; after its last token there is no next one.
+        rows = rows[: request.num_tokens - 1 - verified.start]
         begin, end = verified.start, verified.start + len(rows)
-        assert end < request.num_tokens, "a pass is followed by at least one token without KV"
-        chosen = hidden[first : first + len(rows)] if rows[-1] == first + len(rows) - 1 else take_rows(hidden, rows)
+        is_stretch = not rows or rows[-1] == first + len(rows) - 1
+        chosen = hidden[first : first + len(rows)] if is_stretch else take_rows(hidden, rows)
         return FeatureRows(
             chosen[:, columns],
             np.arange(begin, end, dtype=np.int32),
-            request_slots(request, end, self._block_size)[begin:],
+            block_slots(verified.block_ids, end, self._block_size)[begin:],
             np.asarray(request.token_ids[begin + 1 : end + 1], dtype=np.int32),
             {request.request_id: len(rows) - 1},
         )
@@ -95,6 +98,10 @@ def take_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
 
 def request_slots(request: Request, num_tokens: int, block_size: int) -> IntArray:
     """The slots of a request's first tokens: [num_tokens]"""
-    blocks = np.asarray(request.block_ids[: -(-num_tokens // block_size)], dtype=np.int32)
+    return block_slots(request.block_ids, num_tokens, block_size)
+
+
+def block_slots(block_ids: Sequence[int], num_tokens: int, block_size: int) -> IntArray:
+    blocks = np.asarray(block_ids[: -(-num_tokens // block_size)], dtype=np.int32)
     slots = np.add.outer(blocks * np.int32(block_size), np.arange(block_size, dtype=np.int32), dtype=np.int32)
     return np.asarray(slots, dtype=np.int32).reshape(-1)[:num_tokens]

@@ -61,6 +61,7 @@ class RequestPass:
     accepted: list[int] = field(default_factory=list)  # accepted nodes, top first
     new_token_ids: list[int] = field(default_factory=list)  # emitted, already part of request.token_ids
     logits_row: int = -1  # of StepContext.logits: the root's row, then one per node; -1: nothing was verified
+    block_ids: Sequence[int] = ()  # its KV blocks in the pass: a request that finished has given its own list back
 
 
 @dataclass(slots=True)

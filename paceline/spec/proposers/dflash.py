@@ -59,7 +59,7 @@ class DFlashProposer:
 
     def observe(self, step: StepContext) -> None:
         self._queue.add(step)
-        if len(self._queue) > FLUSH_ROWS and not step.requests:
+        if step.gone or (len(self._queue) > FLUSH_ROWS and not step.requests):
             self._flush()
         for request in step.gone:
             self._known.pop(request.request_id, None)

@@ -62,7 +62,7 @@ class Eagle3Proposer:
 
     def observe(self, step: StepContext) -> None:
         self._queue.add(step)
-        if len(self._queue) > FLUSH_ROWS and not step.requests:
+        if step.gone or (len(self._queue) > FLUSH_ROWS and not step.requests):
             self._flush()
         for request in step.gone:
             self._newest.pop(request.request_id, None)
