@@ -97,6 +97,7 @@ class Pass {
   };
 
   void build_key_lists();
+  int attention_tile() const;
   void build_attention_items();
   void reserve();
   uint8_t* kv(int layer, int which) const {
@@ -151,9 +152,24 @@ void Pass::build_key_lists() {
   }
 }
 
+// Rows per task: more rows share one reading of the keys, fewer make tasks that divide better among the threads.
+int Pass::attention_tile() const {
+  constexpr float kReading = 0.75f;  // of the keys, in units of one row's work
+  int best = 1;
+  float best_time = INFINITY;
+  const int most = std::clamp(kTaskQueries / (c_.num_heads / c_.num_kv_heads), 1, kAttentionRows);
+  for (int tile = 1; tile <= most; tile++) {
+    int tasks = 0;
+    for (int r = 0; r < b_.num_requests; r++) tasks += (b_.cu_query[r + 1] - b_.cu_query[r] + tile - 1) / tile;
+    const int turns = (tasks * c_.num_kv_heads + threads_ - 1) / threads_;
+    const float time = (float)turns * (kReading + (float)tile);
+    if (time < best_time) best = tile, best_time = time;
+  }
+  return best;
+}
+
 void Pass::build_attention_items() {
-  const int wanted = threads_ * 4;
-  const int tile = std::clamp(b_.num_rows * c_.num_kv_heads / wanted, 1, kAttentionRows);
+  const int tile = attention_tile();
   for (int r = 0; r < b_.num_requests; r++)
     for (int row = b_.cu_query[r]; row < b_.cu_query[r + 1]; row += tile)
       for (int head = 0; head < c_.num_kv_heads; head++)

@@ -48,6 +48,8 @@ struct KeyList {
   int context_len, first, length;  // positions [first, length) are attended to
 };
 
+constexpr int kTaskQueries = 256;  // rows * heads of an attention task, at most
+
 struct AttentionTask {
   const float* q;       // first row's first head of the group; rows are q_stride apart
   const KeyList* keys;  // [rows]
@@ -64,7 +66,7 @@ struct AttentionTask {
 };
 
 static constexpr size_t attention_scratch(int rows, int heads, int head_dim, int max_length) {
-  return (size_t)16 * head_dim + (size_t)rows * heads * round_up(max_length, 16) + 16;
+  return (size_t)16 * head_dim + (size_t)rows * heads * (head_dim + round_up(max_length, 16)) + 16;
 }
 
 struct Kernels {

@@ -12,7 +12,7 @@
 namespace {
 
 constexpr auto kSpinBetweenJobs = std::chrono::microseconds(300);
-constexpr int kSpinsAtBarrier = 400;  // some ten microseconds; then the other thread is not running: make room for it
+constexpr int kSpinsAtBarrier = 4000;  // a few hundred microseconds: yielding to another program costs milliseconds
 
 inline void relax() {
 #if defined(__x86_64__)
@@ -21,6 +21,42 @@ inline void relax() {
   asm volatile("yield");
 #endif
 }
+
+// A woken thread often lands on the processor of the one that woke it, and on a busy machine stays there: then the team
+// takes turns on one core. So a thread that finds itself beside an earlier one moves away, once, and is free again.
+class Seats {
+ public:
+  void take(int thread) {
+#if defined(__linux__)
+    if (thread >= kMost) return;
+    int here = sched_getcpu();
+    bool shared = false;
+    for (int other = 0; other < thread; other++) shared |= cpu_[other].load(std::memory_order_relaxed) == here;
+    if (shared) here = move_away(thread);
+    cpu_[thread].store(here, std::memory_order_relaxed);
+#else
+    (void)thread;
+#endif
+  }
+
+#if defined(__linux__)
+ private:
+  static constexpr int kMost = 256;
+  int move_away(int thread) {
+    cpu_set_t allowed, free;
+    if (sched_getaffinity(0, sizeof allowed, &allowed)) return sched_getcpu();
+    free = allowed;
+    for (int other = 0; other < thread; other++) {
+      const int taken = cpu_[other].load(std::memory_order_relaxed);
+      if (taken >= 0 && taken < CPU_SETSIZE) CPU_CLR(taken, &free);
+    }
+    if (CPU_COUNT(&free) > 0 && !sched_setaffinity(0, sizeof free, &free))
+      sched_setaffinity(0, sizeof allowed, &allowed);
+    return sched_getcpu();
+  }
+  std::atomic<int> cpu_[kMost] = {};
+#endif
+};
 
 class SpinningTeam : public Team {
  public:
@@ -33,6 +69,7 @@ class SpinningTeam : public Team {
     }
     job_ = &job;
     size_ = threads;
+    seats_.take(0);
     arrived_.store(0);
     finished_.store(0);
     {
@@ -68,7 +105,10 @@ class SpinningTeam : public Team {
     for (;;) {
       wait_for_job(seen);
       seen++;
-      if (index < size_) (*job_)(index);
+      if (index < size_) {
+        seats_.take(index);
+        (*job_)(index);
+      }
       finished_.fetch_add(1, std::memory_order_release);
     }
   }
@@ -87,6 +127,7 @@ class SpinningTeam : public Team {
     sleepers_.fetch_sub(1);
   }
 
+  Seats seats_;
   std::mutex running_, sleep_;
   std::condition_variable wake_;
   std::vector<std::thread> workers_;

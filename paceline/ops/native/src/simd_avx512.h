@@ -12,7 +12,7 @@ typedef __m512 vf;   // 16 floats
 typedef __m512i vi;  // 16 int32
 typedef __m512i vb;  // 64 bytes: 16 outputs x 4 consecutive k
 
-constexpr int kFloatRows = 8, kQuantRows = 6, kPanels = 2, kQueries = 8;  // register blocking
+constexpr int kFloatRows = 8, kQuantRows = 6, kPanels = 2, kQueries = 12;  // register blocking
 constexpr bool kOffset8 = true;  // dot4_s8 wants weights + 128 and adds 128 * sum(x): start from the negative
 
 inline vf vload(const float* p) { return _mm512_loadu_ps(p); }
