@@ -35,8 +35,6 @@ class Pass {
     build_key_lists();
     build_attention_items();
     reserve();
-    narrow_ = m_.normed;
-    narrow_.low = nullptr;
   }
 
   void run() {
@@ -83,7 +81,7 @@ class Pass {
     void embed();
     void layer(int index, const void* after);
     void capture(int id);
-    void norm_rows(const float* weight, const int32_t* rows, int n, const Activations& to);
+    void norm_rows(const float* weight, const int32_t* rows, int n, bool wide = false);
     void project_qkv(const Layer& layer, const void* after);
     void rotate_and_store(const Layer& layer, int index);
     void attend(const Layer& layer, int index);
@@ -115,9 +113,6 @@ class Pass {
   std::vector<KeyList> lists_;  // [rows], with first = 0: windows are a layer's matter
   std::vector<AttentionItem> items_;
   size_t scratch_floats_ = 0;
-  // normed is wide for q, k and v, where most of the error of 8-bit activations arises and least of the work is, and
-  // narrow for everything else.
-  Activations narrow_;
 };
 
 // Context slots once per request, ancestor slots once per node: all layers and heads read them.
@@ -188,15 +183,15 @@ void Pass::reserve() {
   m_.qkv.reserve((size_t)rows * m_.qkv_size());
   m_.cos.reserve((size_t)rows * c_.head_dim / 2);
   m_.sin.reserve((size_t)rows * c_.head_dim / 2);
-  m_.normed.reserve(rows, c_.hidden_size, m_.any_quantized, true);
+  m_.normed.reserve(rows, c_.hidden_size, m_.any_quantized);
+  if (m_.any_quantized) m_.normed_wide.reserve(rows, c_.hidden_size, true, true);
   m_.attended.reserve(rows, m_.q_size(), m_.any_quantized);
   m_.activated.reserve(rows, c_.intermediate_size, m_.any_quantized);
   m_.scratch.reserve(scratch_floats_ * threads_);
 }
 
-void quantize_row(const Kernels& k, const Activations& a, int row, int n) {
-  for (int b = 0; b < a.blocks; b++)
-    k.quantize(a, row, b, a.x + (size_t)row * a.stride + b * kBlock, n - b * kBlock);
+void quantize_row(const Kernels& k, const Activations& to, int row, const float* x, int n) {
+  for (int b = 0; b < to.blocks; b++) k.quantize(to, row, b, x + b * kBlock, n - b * kBlock);
 }
 
 // The groups of q, k and v, counted through.
@@ -257,22 +252,25 @@ void Pass::Worker::capture(int id) {
 
 void Pass::Worker::layer(int index, const void* after) {
   const Layer& layer = p.m_.layers[index];
-  norm_rows(layer.input_norm, nullptr, p.b_.num_rows, p.m_.normed);
+  norm_rows(layer.input_norm, nullptr, p.b_.num_rows, is_quantized(layer.v.format));
   project_qkv(layer, start_of(layer.o));
   rotate_and_store(layer, index);
   attend(layer, index);
   project_add(layer.o, p.m_.attended, start_of(layer.gate));
-  norm_rows(layer.post_norm, nullptr, p.b_.num_rows, p.narrow_);
+  norm_rows(layer.post_norm, nullptr, p.b_.num_rows);
   gate_up(layer, start_of(layer.down));
   project_add(layer.down, p.m_.activated, after);
 }
 
-// to[i] = norm(x[rows[i]]), or of row i where rows is null.
-void Pass::Worker::norm_rows(const float* weight, const int32_t* rows, int n, const Activations& to) {
+// normed[i] = norm(x[rows[i]]), or of row i where rows is null; also in wide integers where asked.
+void Pass::Worker::norm_rows(const float* weight, const int32_t* rows, int n, bool wide) {
+  const Activations& to = p.m_.normed;
   share(n, [&](int i) {
     const float* x = p.m_.x.get() + (size_t)(rows ? rows[i] : i) * p.c_.hidden_size;
-    p.k_.rms_norm(x, weight, p.c_.rms_norm_eps, p.c_.hidden_size, to.x + (size_t)i * to.stride);
-    if (p.m_.any_quantized) quantize_row(p.k_, to, i, p.c_.hidden_size);
+    float* out = to.x + (size_t)i * to.stride;
+    p.k_.rms_norm(x, weight, p.c_.rms_norm_eps, p.c_.hidden_size, out);
+    if (p.m_.any_quantized) quantize_row(p.k_, to, i, out, p.c_.hidden_size);
+    if (wide) quantize_row(p.k_, p.m_.normed_wide, i, out, p.c_.hidden_size);
   });
 }
 
@@ -294,7 +292,10 @@ void Pass::Worker::project_qkv(const Layer& layer, const void* after) {
       next = group_data(*following.matrix, following.group);
     }
     float* out = p.m_.qkv.get() + at.column + panel * kPanel;
-    p.k_.matmul(*at.matrix, panel, panels, p.m_.normed, 0, p.b_.num_rows, next, out, width);
+    // Most of what 8-bit activations cost in fidelity, they cost in v, which is a small part of the work.
+    const bool wide = at.matrix == &layer.v && is_quantized(layer.v.format);
+    const Activations& x = wide ? p.m_.normed_wide : p.m_.normed;
+    p.k_.matmul(*at.matrix, panel, panels, x, 0, p.b_.num_rows, next, out, width);
     add_bias(*at.matrix, panel, panels, p.b_.num_rows, out, width);
   });
 }
@@ -342,7 +343,8 @@ void Pass::Worker::attend(const Layer& layer, int index) {
         p.k_.quantize(out, row, column / kBlock + b, out.x + (size_t)row * out.stride + column + b * kBlock, kBlock);
   });
   if (p.m_.any_quantized && !quantize_here)
-    share(p.b_.num_rows, [&](int row) { quantize_row(p.k_, out, row, p.m_.q_size()); });
+    share(p.b_.num_rows,
+          [&](int row) { quantize_row(p.k_, out, row, out.x + (size_t)row * out.stride, p.m_.q_size()); });
 }
 
 // x += w * activations (+ bias)
@@ -378,8 +380,8 @@ void Pass::Worker::gate_up(const Layer& layer, const void* after) {
       const void* next =
           row + rows < p.b_.num_rows ? nullptr : is_last_at_home(i, n) ? after : group_data(layer.gate, i + 1);
       const void* up_data = row ? nullptr : group_data(layer.up, i);
-      p.k_.matmul(layer.gate, panel, panels, p.narrow_, row, rows, up_data, gate, width);
-      p.k_.matmul(layer.up, panel, panels, p.narrow_, row, rows, next, up, width);
+      p.k_.matmul(layer.gate, panel, panels, p.m_.normed, row, rows, up_data, gate, width);
+      p.k_.matmul(layer.up, panel, panels, p.m_.normed, row, rows, next, up, width);
       add_bias(layer.gate, panel, panels, rows, gate, width);
       add_bias(layer.up, panel, panels, rows, up, width);
       for (int r = 0; r < rows; r++) {
@@ -392,7 +394,7 @@ void Pass::Worker::gate_up(const Layer& layer, const void* after) {
 }
 
 void Pass::Worker::logits() {
-  norm_rows(p.m_.final_norm, p.b_.logits_rows, p.b_.num_logits, p.narrow_);
+  norm_rows(p.m_.final_norm, p.b_.logits_rows, p.b_.num_logits);
   const Matrix& w = p.m_.head;
   const int n = num_groups(w), rows = p.b_.num_logits;
   if (!rows) return;
@@ -401,11 +403,11 @@ void Pass::Worker::logits() {
     const void* next = is_last_at_home(i, n) ? nullptr : group_data(w, i + 1);
     float* out = p.b_.logits + (size_t)panel * kPanel;
     if ((panel + panels) * kPanel <= w.n) {
-      p.k_.matmul(w, panel, panels, p.narrow_, 0, rows, next, out, w.n);
+      p.k_.matmul(w, panel, panels, p.m_.normed, 0, rows, next, out, w.n);
       return;
     }
     for (int row = 0; row < rows; row++) {  // the last panel is partial and must not run into the next row
-      p.k_.matmul(w, panel, panels, p.narrow_, row, 1, nullptr, scratch(), kGroup * kPanel);
+      p.k_.matmul(w, panel, panels, p.m_.normed, row, 1, nullptr, scratch(), kGroup * kPanel);
       memcpy(out + (size_t)row * w.n, scratch(), (size_t)(w.n - panel * kPanel) * 4);
     }
   });

@@ -74,7 +74,7 @@ struct PlModel {
 
   // Buffers of a pass, kept between passes.
   Buffer<float> x, qkv, cos, sin, scratch;
-  ActivationBuffer normed, attended, activated;
+  ActivationBuffer normed, normed_wide, attended, activated;
 
   int q_size() const { return config.num_heads * config.head_dim; }
   int kv_size() const { return config.num_kv_heads * config.head_dim; }
