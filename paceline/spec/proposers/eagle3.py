@@ -10,13 +10,13 @@ that came next for whoever computed it: for another request one key of the prefi
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.models.drafters.eagle3 import Eagle3
 from paceline.models.drafters.load import load_network
 from paceline.models.drafters.paged import KeyRows, make_layers, make_linear
 from paceline.spec.draft_growth import Growth
@@ -45,7 +45,7 @@ class Eagle3Proposer:
         self, services: Services, largest: Budget, *, model: str | None, draft_sampling: str | None, draft_width: int
     ) -> None:
         self._target = target_of(services)
-        network: Eagle3 = load_network("eagle3", model, self._target)
+        network: Any = load_network(self.name, model, self._target)
         place = placement(services)
         self._first_scratch = services.num_slots
         num_slots = services.num_slots + max(SCRATCH_SLOTS, draft_width * largest.max_depth)
@@ -96,13 +96,22 @@ class Eagle3Proposer:
             self._take_in(queued, slice(begin, begin + CHUNK_ROWS))
 
     def _take_in(self, queued: FeatureRows, rows: slice) -> None:
-        features = queued.features[rows].flatten(1).float()
-        fused = self._fc(self._network.fc_norm(features))
+        fused = self._fuse(queued.features[rows].flatten(1).float())
         inputs, _ = self._inputs(token_tensor(queued.next_tokens[rows]), fused)
         self._layers.store(0, inputs, context_rows(queued.positions[rows], queued.slots[rows]))
         for name, row in queued.last_rows.items():
             if rows.start <= row < rows.stop:
                 self._newest[name] = int(queued.positions[row]), fused[row - rows.start]
+
+    # The network's own part: three methods, which `eagle` replaces.
+
+    def _fuse(self, hidden: Tensor) -> Tensor:
+        """A feature from the target's hidden states: [rows, layers * hidden] -> [rows, hidden]"""
+        return self._fc(self._network.fc_norm(hidden))
+
+    def _logits(self, features: Tensor) -> Tensor:
+        """[rows, draft vocab]"""
+        return self._head(self._network.norm(features))
 
     def _inputs(self, token_ids: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
         """What attention reads, and where the residual stream starts."""
@@ -138,7 +147,7 @@ class Eagle3Proposer:
 
     def _extend(self, growing: list[Growth], owners: list[tuple[int, int]], features: Tensor, depth: int) -> None:
         """Children of every frontier node; `features` has one row for each, in order."""
-        logits = self._head(self._network.norm(features))
+        logits = self._logits(features)
         width = max(_width(g.budget, self._width) for g in growing)
         scored: Scored = self._scores.top([(growing[i].request, depth) for i, _ in owners], logits, width)
         begin = 0
