@@ -13,20 +13,21 @@ class NgramIndex:
     def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = sorted(sizes, reverse=True)  # longest first
         self.end = 0  # places [0, end) are indexed
-        self._newest: dict[int, dict[Any, int]] = {n: {} for n in self.sizes}  # n -> n-gram -> where it ended
-        self._older: dict[int, list[int]] = {n: [] for n in self.sizes}  # n -> place -> earlier place, or -1
+        # For every n: n-gram -> where it last ended; place -> the earlier place with the same n-gram, or -1
+        self._tables: list[tuple[int, dict[Any, int], list[int]]] = [(n, {}, []) for n in self.sizes]
 
     def extend(self, text: Sequence[int], end: int) -> None:
         """Index the n-grams of `text` that end in [self.end, end)."""
         if end <= self.end:
             return
-        for n in self.sizes:
-            newest, older = self._newest[n], self._older[n]
-            for place in range(self.end, end):
+        longest = self.sizes[0]
+        for place in range(self.end, end):
+            window = tuple(text[max(0, place - longest + 1) : place + 1])
+            for n, newest, older in self._tables:
                 if place + 1 < n:
                     older.append(-1)
                     continue
-                key = text[place] if n == 1 else tuple(text[place - n + 1 : place + 1])
+                key = window[-1] if n == 1 else window[-n:]
                 older.append(newest.get(key, -1))
                 newest[key] = place
         self.end = end
@@ -36,12 +37,10 @@ class NgramIndex:
 
         Longest n first, then newest first. A place is given once, under the longest n that matches there."""
         seen: set[int] = set()
-        for n in self.sizes:
+        for n, newest, older in self._tables:
             if len(suffix) < n:
                 continue
-            key = suffix[-1] if n == 1 else tuple(suffix[-n:])
-            place = self._newest[n].get(key, -1)
-            older = self._older[n]
+            place = newest.get(suffix[-1] if n == 1 else tuple(suffix[-n:]), -1)
             while place >= 0:
                 if place not in seen:
                     seen.add(place)

@@ -16,12 +16,11 @@ from collections.abc import Iterator, Sequence
 
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.spec.ngram_index import NgramIndex
+from paceline.spec.ngram_index import NgramIndex, copy_from
 from paceline.spec.past_outputs import SEPARATOR, PastOutputs
 from paceline.spec.proposer import Budget, Needs, StepContext
 from paceline.spec.reliability import Reliability, walk
 from paceline.spec.services import Services
-from paceline.spec.trie import Trie
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16)  # n-grams indexed; between two of them the match is measured token by token
 MAX_PLACES = 8  # that vote, of each source
@@ -31,10 +30,11 @@ PROMPT_TAIL = 4  # prompt tokens kept before a past output, so that its first to
 AGREEMENT_WEIGHT = 2.0  # how much more a place weighs for each further token that matches
 
 
-# A place is (text, at, start, match, weight): text[at] is what it says comes next; it began at `start` (where a place
-# that reaches the end of the text goes round again), and `match` tokens before `start` agree with the request's end.
-# Plain tuples: a tree is unfolded from dozens of places in a fraction of a millisecond.
-Place = tuple[Sequence[int], int, int, int, float]
+# A place is (continuation, match, weight): what followed there, and how many tokens before it agree with the request's
+# end. Plain tuples: a tree is unfolded from dozens of places in a fraction of a millisecond.
+Place = tuple[list[int], int, float]
+# (-chance of the path, tie break, parent, depth, token, length of the match, own chance, places that vote for it)
+Offer = tuple[float, int, int, int, int, int, float, list[Place]]
 
 
 class SuffixProposer:
@@ -83,18 +83,19 @@ class SuffixProposer:
         if index is None:
             index = self._indexes[request.request_id] = NgramIndex(self._sizes)
         index.extend(tokens, len(tokens) - 1)
-        places = list(self._places(tokens, index))
+        if budget.num_nodes < 1 or budget.max_depth < 1:
+            return EMPTY_TREE
+        places = list(self._places(tokens, index, budget.max_depth))
         if not places:
             return EMPTY_TREE
         tree, lengths = self._unfold(places, budget)
         self._drafted[request.request_id] = (tree, lengths)
         return tree
 
-    def _places(self, tokens: Sequence[int], index: NgramIndex) -> Iterator[Place]:
-        sources = [(tokens, index), *((chunk.text, chunk.index) for chunk in self.past.chunks)]
+    def _places(self, tokens: Sequence[int], index: NgramIndex, max_depth: int) -> Iterator[Place]:
         suffix = tokens[-self._max_match :]
         longest = 0
-        for text, source in sources:
+        for text, source in ((tokens, index), *((chunk.text, chunk.index) for chunk in self.past.chunks)):
             num_full = 0
             for n, start in itertools.islice(source.matches(suffix), MAX_PLACES):
                 if n < longest - MAX_SHORTER:
@@ -103,10 +104,16 @@ class SuffixProposer:
                     continue
                 match = self._measure(text, start, suffix, n)
                 longest = max(longest, match)
-                yield text, start, start, match, AGREEMENT_WEIGHT**match
+                yield self._continuation(text, start, max_depth), match, AGREEMENT_WEIGHT**match
                 num_full += match == len(suffix)
                 if num_full == MAX_FULL_MATCHES:
                     break
+
+    @staticmethod
+    def _continuation(text: Sequence[int], start: int, count: int) -> list[int]:
+        """What followed: to the end of that output, or, at the end of this text, round again."""
+        copied = copy_from(text, start, count)
+        return copied[: copied.index(SEPARATOR)] if SEPARATOR in copied else copied
 
     @staticmethod
     def _measure(text: Sequence[int], start: int, suffix: Sequence[int], known: int) -> int:
@@ -118,51 +125,48 @@ class SuffixProposer:
 
     def _unfold(self, places: list[Place], budget: Budget) -> tuple[DraftTree, list[int]]:
         """The likeliest nodes below the match, and for each the length of the match that it rests on."""
-        trie = Trie()
+        token_ids: list[int] = []
+        parents: list[int] = []
+        confidence: list[float] = []
         lengths: list[int] = []
-        # (-chance of the path, tie break, parent, depth, token, length, own chance, places)
-        heap: list[tuple[float, int, int, int, int, int, float, list[Place]]] = []
-        self._push(heap, -1, 1, 1.0, places, budget.max_depth)
-        while heap and len(trie) < budget.num_nodes:
+        heap: list[Offer] = []
+        self._offer(heap, -1, 1, 1.0, places)
+        while heap and len(token_ids) < budget.num_nodes:
             negative, _, parent, depth, token, length, chance, voters = heapq.heappop(heap)
-            node = trie.add(parent, token, chance)
+            token_ids.append(token)
+            parents.append(parent)
+            confidence.append(chance)
             lengths.append(length)
-            following = []
-            for text, at, start, match, weight in voters:
-                at = at + 1 if at + 1 < len(text) else start
-                if text[at] != SEPARATOR:
-                    following.append((text, at, start, match, weight))
-            if following:
-                self._push(heap, node, depth + 1, -negative, following, budget.max_depth)
-        return trie.tree(), lengths
+            if depth < budget.max_depth:
+                self._offer(heap, len(token_ids) - 1, depth + 1, -negative, voters)
+        return DraftTree(token_ids, parents, confidence=confidence), lengths
 
-    def _push(
-        self,
-        heap: list[tuple[float, int, int, int, int, int, float, list[Place]]],
-        parent: int,
-        depth: int,
-        prob: float,
-        places: list[Place],
-        max_depth: int,
-    ) -> None:
+    def _offer(self, heap: list[Offer], parent: int, depth: int, prob: float, places: list[Place]) -> None:
         """Offer the children of `parent`: one for each token that a place votes for."""
-        if depth > max_depth:
-            return
-        longest = places[0][3] if len(places) == 1 else max(place[3] for place in places)
-        if depth > max(1, int(self._factor * longest)):
+        if len(places) == 1:  # the most frequent case, below the first fork
+            continuation, longest, total = places[0]
+            if len(continuation) < depth:
+                return
+            voters = {continuation[depth - 1]: places}
+        else:
+            voters, longest, total = {}, 0, 0.0
+            for place in places:
+                continuation, match, weight = place
+                if len(continuation) < depth:
+                    continue
+                longest = match if match > longest else longest
+                total += weight
+                token = continuation[depth - 1]
+                if token in voters:
+                    voters[token].append(place)
+                else:
+                    voters[token] = [place]
+        if depth > 1 and depth > int(self._factor * longest):
             return
         length = min(longest + depth - 1, self._max_match)
-        if len(places) == 1:  # the most frequent case, below the first fork
-            chance, text, at = self.reliability.rate(length), places[0][0], places[0][1]
-            if prob * chance >= self._min_prob:
-                heapq.heappush(heap, (-prob * chance, len(heap), parent, depth, text[at], length, chance, places))
-            return
-        voters: dict[int, list[Place]] = {}
-        for place in places:
-            voters.setdefault(place[0][place[1]], []).append(place)
-        scale = self.reliability.rate(length) / sum(place[4] for place in places)
+        rate = self.reliability.rate(length)
         for token, agreeing in voters.items():
-            chance = scale * sum(place[4] for place in agreeing)
-            if prob * chance >= self._min_prob:
-                entry = (-prob * chance, len(heap), parent, depth, token, length, chance, agreeing)
-                heapq.heappush(heap, entry)
+            chance = rate if len(voters) == 1 else rate * sum([place[2] for place in agreeing]) / total
+            path = prob * chance
+            if path >= self._min_prob:
+                heapq.heappush(heap, (-path, len(heap), parent, depth, token, length, chance, agreeing))
