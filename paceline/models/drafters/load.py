@@ -15,6 +15,7 @@ from paceline.core.model_config import ModelConfig
 from paceline.errors import ModelLoadError
 from paceline.models.drafters.dflash import DFlash, DFlashConfig
 from paceline.models.drafters.distilled import Distilled, DistilledConfig
+from paceline.models.drafters.eagle import Eagle, EagleConfig
 from paceline.models.drafters.eagle3 import Eagle3, Eagle3Config
 from paceline.models.drafters.formats import load_published
 from paceline.models.drafters.medusa import Medusa, MedusaConfig
@@ -22,6 +23,7 @@ from paceline.models.drafters.store import Target, fits_target, load_drafter, re
 
 UNTRAINED = "untrained"
 SHIPPED = Path(__file__).parents[2] / "drafters"  # one folder per target
+METHOD_OF = {"draft": "draft_model"}  # the others are called like what they run
 
 
 def load_network(kind: str, model: str | None, target: Target) -> Any:
@@ -48,9 +50,15 @@ def find_shipped(kind: str, target: ModelConfig) -> Path:
     for path in sorted(SHIPPED.glob(f"*/{kind}.safetensors")):
         if fits_target(read_header(path)["target"], target):
             return path
+    others = sorted(
+        METHOD_OF.get(path.stem, path.stem)
+        for path in SHIPPED.glob("*/*.safetensors")
+        if fits_target(read_header(path)["target"], target)
+    )
+    hint = f". Shipped for this target are {', '.join(others)}: choose one of these methods" if others else ""
     raise ModelLoadError(
         f"no {kind} drafter is shipped for this target (hidden size {target.hidden_size}, {target.num_layers} layers, "
-        f"vocabulary {target.vocab_size}): name one with 'model', or make one with `paceline train {kind}`"
+        f"vocabulary {target.vocab_size}): name one with 'model', or make one with `paceline train {kind}`{hint}"
     )
 
 
@@ -71,6 +79,8 @@ def untrained(kind: str, target: Target) -> Any:
     network: Any
     if kind == "eagle3":
         network = Eagle3(Eagle3Config(replace(layer, qk_norm=False), hidden, vocab, tuple(sorted({0, n // 2, n}))))
+    elif kind == "eagle":
+        network = Eagle(EagleConfig(replace(layer, qk_norm=False), vocab, (n + 1,)))
     elif kind == "dflash":
         network = DFlash(DFlashConfig(layer, hidden, vocab, tuple(sorted({n // 2, n})), block_size=5, mask_token_id=0))
     elif kind == "draft":

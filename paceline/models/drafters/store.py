@@ -19,12 +19,14 @@ from paceline.core.model_config import ModelConfig, RopeScaling
 from paceline.errors import ModelLoadError
 from paceline.models.drafters.dflash import DFlash, DFlashConfig
 from paceline.models.drafters.distilled import Distilled, DistilledConfig
+from paceline.models.drafters.eagle import Eagle, EagleConfig
 from paceline.models.drafters.eagle3 import Eagle3, Eagle3Config
 from paceline.models.drafters.medusa import Medusa, MedusaConfig
 
 FORMAT = "paceline-drafter-1"
 NETWORKS: dict[str, tuple[type[Any], type[Any]]] = {
     # method -> (network, config)
+    "eagle": (Eagle, EagleConfig),
     "eagle3": (Eagle3, Eagle3Config),
     "dflash": (DFlash, DFlashConfig),
     "draft": (Distilled, DistilledConfig),
@@ -32,6 +34,7 @@ NETWORKS: dict[str, tuple[type[Any], type[Any]]] = {
 }
 # Vocabulary matrices that may be the target's own rows.
 SHARED_HEADS = {
+    "eagle": "lm_head.weight",
     "eagle3": "lm_head.weight",
     "dflash": "lm_head.weight",
     "draft": "lm_head.weight",

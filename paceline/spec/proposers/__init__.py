@@ -149,6 +149,15 @@ PROPOSERS: dict[str, Method] = {
         per_request=False,
         example={"num_draft_layers": 1},
     ),
+    "eagle": Method(
+        "paceline.spec.proposers.eagle:EagleProposer",
+        "EAGLE-1 and 2: a trained layer foresees the target's last hidden state; its head scores the tree",
+        feature_options(6, 32),
+        cross_check=check_features,
+        chain=is_chain,
+        per_request=False,
+        example={"model": "untrained"},
+    ),
     "eagle3": Method(
         "paceline.spec.proposers.eagle3:Eagle3Proposer",
         "a trained layer on the target's hidden states; the tree grows where it is sure",
