@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline.core.model_config import ModelConfig
@@ -118,6 +118,25 @@ def test_both_layouts_hold_the_same_network(tmp_path: Path) -> None:
     one = load_network("eagle3", str(specforge(tmp_path / "a")), Target())
     other = load_network("eagle3", str(speculators(tmp_path / "b", norm_before_residual=False)), Target())
     assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("layout", ["speculators", "eagle3"])
+def test_the_norm_before_fc_has_its_published_name(layout: str, tmp_path: Path) -> None:
+    tensors = eagle3_tensors("layers.0.") | {"input_norm.weight": torch.linspace(0.5, 1.5, 3 * HIDDEN)}
+    config = json.loads((speculators(tmp_path / "a") / "config.json").read_text()) | {"norm_before_fc": True}
+    network = load_network("eagle3", str(write(tmp_path / "a", config, tensors)), Target())
+    assert torch.equal(network.fc_norm.weight, tensors["input_norm.weight"])
+    export_eagle3(network, TARGET, "some-model", tmp_path / "b", layout)
+    assert "input_norm.weight" in load_file(tmp_path / "b" / "model.safetensors")
+    again = load_network("eagle3", str(tmp_path / "b"), Target())
+    assert again.config.norm_before_fc
+    torch.testing.assert_close(again.fc_norm.weight, network.fc_norm.weight, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("variant", ["fc_norm", "norm_output"])
+def test_a_variant_that_is_not_built_is_refused(variant: str, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match=variant):
+        load_network("eagle3", str(speculators(tmp_path, **{variant: True})), Target())
 
 
 def test_a_head_over_the_whole_vocabulary_needs_no_map(tmp_path: Path) -> None:

@@ -35,10 +35,12 @@ def export_eagle3(
     folder.mkdir(parents=True, exist_ok=True)
     prefix = "layers.0." if layout == "speculators" else "midlayer."
     tensors = {
-        name.replace("midlayer.", prefix): value.to(torch.bfloat16) for name, value in network.state_dict().items()
+        name.replace("midlayer.", prefix).replace("fc_norm.", "input_norm."): value.to(torch.bfloat16)
+        for name, value in network.state_dict().items()
     }
     tensors |= vocabulary_maps(network.d2t, target.vocab_size)
     save_file({name: value.contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
+    (folder / "model.safetensors").chmod(0o644)  # the library makes it private; it is made to be carried elsewhere
     layer = _layer(network, target)
     config = (
         _speculators(network, layer, target_name, num_tokens) if layout == "speculators" else _plain(network, layer)
@@ -86,6 +88,7 @@ def _plain(network: Eagle3, layer: dict[str, Any]) -> dict[str, Any]:
         "draft_vocab_size": network.config.draft_vocab_size,
         "target_hidden_size": network.config.target_hidden_size,
         "norm_before_residual": network.config.norm_before_residual,
+        "norm_before_fc": network.config.norm_before_fc,
     }
 
 

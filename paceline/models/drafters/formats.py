@@ -62,7 +62,10 @@ def _eagle3(folder: Path, target: Target) -> Eagle3:
     layer_config = config.get("transformer_layer_config", {}) if of_speculators else config
     stored = read_folder(folder)
     check_generation("eagle3", config, stored, folder)
-    tensors = {re.sub(r"^layers\.0\.", "midlayer.", name): tensor for name, tensor in stored.items()}
+    variants = [key for key in ("fc_norm", "norm_output") if config.get(key)]
+    if variants:
+        raise UnsupportedModelError(f"{folder} sets {' and '.join(variants)}, a variant of EAGLE-3 that is not built")
+    tensors = {_eagle3_name(name): tensor for name, tensor in stored.items()}
     tensors.pop("t2d", None)  # says the same as d2t
     layer = layer_geometry({"vocab_size": target.config.vocab_size} | dict(layer_config), 1, target.config, folder)
     layer = with_biases(layer, tensors, "midlayer.")
@@ -82,6 +85,11 @@ def _eagle3(folder: Path, target: Target) -> Eagle3:
     fill(network, tensors, folder)
     network.d2t = d2t
     return network
+
+
+def _eagle3_name(name: str) -> str:
+    """Ours, for a tensor as published: speculators counts layers and has another name for the norm before fc."""
+    return re.sub(r"^input_norm\.", "fc_norm.", re.sub(r"^layers\.0\.", "midlayer.", name))
 
 
 def _eagle3_layers(config: Mapping[str, Any], of_speculators: bool, num_layers: int) -> tuple[int, ...]:
