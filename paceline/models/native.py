@@ -95,6 +95,11 @@ class NativeDecoder:
         """What a pass has to read: all packed weights, but for an embedding that is not also the head."""
         return int(self._library.pl_model_weight_bytes(self._model))
 
+    @property
+    def handle(self) -> int:
+        """The model on the native side, for drafters that read its embedding. It lives as long as this decoder."""
+        return self._model
+
     def set_num_threads(self, num_threads: int) -> None:
         """Changes the speed and not a bit of the result."""
         self.num_threads = num_threads

@@ -28,6 +28,7 @@ class Growth:
 
     request: Request
     budget: Budget
+    lowest: float = -math.inf  # log-probability of a path that is not worth its row
     token_ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)  # of each node, given its parent
@@ -52,7 +53,7 @@ class Growth:
 
     def _next_frontier(self, paths: NDArray[np.float64], first: int, width: int) -> list[int]:
         order = np.argsort(-paths, kind="stable")[:width]
-        floor = LOWEST / 2
+        floor = max(LOWEST / 2, self.lowest)
         if len(self.path_log_probs) > self.budget.num_nodes:
             floor = max(floor, heapq.nlargest(self.budget.num_nodes, self.path_log_probs)[-1])
         return [first + int(i) for i in order if paths[i] >= floor]
@@ -60,7 +61,8 @@ class Growth:
     def tree(self) -> DraftTree:
         """The likeliest nodes. A path is never likelier than its beginning, so parents are among them."""
         order = sorted(range(len(self.token_ids)), key=lambda i: (-self.path_log_probs[i], i))
-        keep = sorted(i for i in order[: self.budget.num_nodes] if self.path_log_probs[i] > LOWEST / 2)
+        floor = max(LOWEST / 2, self.lowest)
+        keep = sorted(i for i in order[: self.budget.num_nodes] if self.path_log_probs[i] >= floor)
         if not keep:
             return EMPTY_TREE
         new_index = {-1: -1} | {old: new for new, old in enumerate(keep)}
@@ -72,8 +74,10 @@ class Growth:
         )
 
 
-def product_tree(token_ids: NDArray[np.int64], log_probs: Floats, budget: Budget) -> DraftTree:
-    """token_ids, log_probs: [depths, ranks], likeliest first."""
+def product_tree(
+    token_ids: NDArray[np.int64], log_probs: Floats, budget: Budget, lowest: float = -math.inf
+) -> DraftTree:
+    """token_ids, log_probs: [depths, ranks], likeliest first; paths below `lowest` are left out."""
     ids, chances = token_ids.tolist(), log_probs.tolist()
     depths, ranks = log_probs.shape
     if budget.num_nodes <= budget.max_depth:
@@ -83,7 +87,7 @@ def product_tree(token_ids: NDArray[np.int64], log_probs: Floats, budget: Budget
     heap = [(-chances[0][0], 0, 0, -1)]  # (-log-probability of the path, depth, rank, parent)
     while heap and len(tree.token_ids) < budget.num_nodes:
         negative, depth, rank, parent = heapq.heappop(heap)
-        if negative > -LOWEST / 2:
+        if -negative < max(LOWEST / 2, lowest):
             break
         node = len(tree.token_ids)
         tree.token_ids.append(ids[depth][rank])
@@ -104,3 +108,8 @@ def sampled_chain(scored: Scored, rows: NDArray[np.int64], budget: Budget) -> Dr
         return EMPTY_TREE
     chain = DraftTree.chain(scored.token_ids[rows, 0].tolist())
     return DraftTree(chain.token_ids, chain.parents, torch.stack([scored.probs[i] for i in rows.tolist()]))
+
+
+def least_log_prob(probability: float) -> float:
+    """What a path's log-probability must reach to be kept."""
+    return math.log(probability) if probability > 0.0 else -math.inf

@@ -51,7 +51,7 @@ class DraftScores:
         """`rows`: (request, depth) of each row of logits [rows, draft vocab]; depth 0 follows the last token."""
         if self.sampling == "sampled":
             return self._sample(rows, logits)
-        edited = [i for i, (request, _) in enumerate(rows) if not self._is_plain(request)]
+        edited = [i for i, (request, _) in enumerate(rows) if not self.is_plain(request)]
         if edited:
             logits = logits.clone()
             noise: dict[tuple[str, int], Floats] = {}
@@ -69,9 +69,24 @@ class DraftScores:
             log_probs, ids = logits.float().log_softmax(-1).topk(min(k, logits.shape[1]))
         return ids.cpu().numpy(), log_probs.cpu().numpy()
 
-    def _is_plain(self, request: Request) -> bool:
+    def is_plain(self, request: Request) -> bool:
         """Nothing reorders this request's tokens, here or deeper."""
+        if self.sampling == "sampled":
+            return False
         return (self.sampling == "greedy" or request.sampling_params.greedy) and not needs_edit(NodeRow(request, (), 0))
+
+    def is_noise_only(self, request: Request) -> bool:
+        """The target's noise is all that reorders this request's tokens."""
+        params = request.sampling_params
+        truncated = params.top_p < 1.0 or params.top_k > 0 or params.min_p > 0.0
+        is_coupled = self.sampling == "coupled" and not params.greedy
+        return is_coupled and not truncated and not needs_edit(NodeRow(request, (), 0))
+
+    def noise(self, request: Request, depth: int) -> Floats:
+        """What the target will add to its scores there: [draft vocab]"""
+        key = noise_key(request.seed, node_row(request, depth).position, Purpose.SAMPLE)
+        noise: Floats = gumbel(keyed_uniform(key, self._vocab_size, self._ids)).astype(np.float32)
+        return noise
 
     def _scores(self, request: Request, depth: int, values: FloatRow, noise: dict[tuple[str, int], Floats]) -> FloatRow:
         """The row's logits after its request's options and, where coupled, with the target's noise: [draft vocab]"""
@@ -90,8 +105,7 @@ class DraftScores:
             return out
         key = (request.request_id, depth)
         if key not in noise:
-            drawn = keyed_uniform(noise_key(request.seed, row.position, Purpose.SAMPLE), self._vocab_size, self._ids)
-            noise[key] = gumbel(drawn).astype(np.float32)
+            noise[key] = self.noise(request, depth)
         chosen = slice(None) if ids is None else ids
         out[chosen] = np.maximum(scores + noise[key][chosen], np.float32(LOWEST))
         return out

@@ -8,7 +8,7 @@ from operator import mul
 from typing import Any
 
 from paceline.errors import InvalidOptionError
-from paceline.spec.options import Option, choice, optional, text, whole, whole_list
+from paceline.spec.options import Option, choice, optional, real, text, whole, whole_list
 from paceline.spec.proposer import Budget, Proposer
 from paceline.spec.services import Services
 
@@ -62,6 +62,7 @@ def feature_options(depth: int, nodes: int) -> dict[str, Option]:
         "model": Option(None, optional(text), "the drafter's file or folder; without: the one shipped for the target"),
         "draft_sampling": Option(None, optional(modes), "how tokens are taken from its logits; coupled if it can"),
         "draft_width": Option(8, whole(1, 64), "children of a node, and paths extended at each depth"),
+        "draft_min_prob": Option(0.0, real(0.0, 1.0), "least probability, by the drafter, of a path that is offered"),
     }
 
 

@@ -93,7 +93,7 @@ class NativeLinear:
         data = weight.detach().float().cpu().contiguous()
         wide_bias = None if bias is None else bias.detach().float().cpu().contiguous()
         self._function = _call().pl_matrix_multiply
-        self._matrix = _call().pl_matrix_new(
+        self.handle = _call().pl_matrix_new(
             SOURCES["float32"],
             FORMATS["int8" if quantized else "float32"],
             self.out_features,
@@ -102,15 +102,15 @@ class NativeLinear:
             None if wide_bias is None else wide_bias.data_ptr(),
             num_threads,
         )
-        if not self._matrix:
+        if not self.handle:
             raise MemoryError(f"no memory for a native matrix of {self.out_features} x {self.in_features}")
-        weakref.finalize(self, _call().pl_matrix_free, self._matrix)
+        weakref.finalize(self, _call().pl_matrix_free, self.handle)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[rows, in] -> [rows, out]"""
         x = x.contiguous()
         out = torch.empty(x.shape[0], self.out_features)
-        self._function(self._matrix, x.shape[0], x.data_ptr(), self.num_threads, out.data_ptr())
+        self._function(self.handle, x.shape[0], x.data_ptr(), self.num_threads, out.data_ptr())
         return out
 
 
@@ -143,10 +143,10 @@ class NativeLayers:
             inv_freq=frequencies.data_ptr(),
         )
         self._function = _call().pl_layer_forward
-        self._layers = _call().pl_layers_new(ctypes.byref(native))
-        if not self._layers:
+        self.handle = _call().pl_layers_new(ctypes.byref(native))
+        if not self.handle:
             raise MemoryError("no memory for native layers")
-        weakref.finalize(self, _call().pl_layers_free, self._layers)
+        weakref.finalize(self, _call().pl_layers_free, self.handle)
         for layer in range(config.num_layers):
             self._load(layer, weights, FORMATS["int8" if quantized else "float32"])
 
@@ -174,7 +174,7 @@ class NativeLayers:
             kv_cache=self.kv_cache.data_ptr(),
             **{name: array.ctypes.data for name, array in arrays.items()},
         )
-        status = self._function(self._layers, ctypes.byref(batch))
+        status = self._function(self.handle, ctypes.byref(batch))
         if status:
             raise InvalidOptionError(f"a drafter's layer was not run: {STATUS[status]}")
 
@@ -184,7 +184,7 @@ class NativeLayers:
             bias = weights.get(f"{layer}.{name}.bias")
             bias = None if bias is None else bias.detach().float().cpu().contiguous()
             status = _call().pl_model_set_matrix(
-                self._layers,
+                self.handle,
                 MATRICES[part],
                 layer,
                 SOURCES["float32"],
@@ -199,7 +199,7 @@ class NativeLayers:
             vector = weights.get(f"{layer}.{name}.weight")
             if vector is not None:
                 data = vector.detach().float().cpu().contiguous()
-                _call().pl_model_set_vector(self._layers, VECTORS[part], layer, data.numel(), data.data_ptr())
+                _call().pl_model_set_vector(self.handle, VECTORS[part], layer, data.numel(), data.data_ptr())
 
 
 _LAYER_MATRICES = {

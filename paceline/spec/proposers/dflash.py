@@ -16,7 +16,7 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.models.drafters.dflash import DFlash
 from paceline.models.drafters.load import load_network
 from paceline.models.drafters.paged import make_layers, make_linear
-from paceline.spec.draft_growth import product_tree, sampled_chain
+from paceline.spec.draft_growth import least_log_prob, product_tree, sampled_chain
 from paceline.spec.feature_drafter import (
     CHUNK_ROWS,
     FLUSH_ROWS,
@@ -38,7 +38,14 @@ class DFlashProposer:
     name = "dflash"
 
     def __init__(
-        self, services: Services, largest: Budget, *, model: str | None, draft_sampling: str | None, draft_width: int
+        self,
+        services: Services,
+        largest: Budget,
+        *,
+        model: str | None,
+        draft_sampling: str | None,
+        draft_width: int,
+        draft_min_prob: float,
     ) -> None:
         self._target = target_of(services)
         network: DFlash = load_network("dflash", model, self._target)
@@ -52,7 +59,8 @@ class DFlashProposer:
         self._network = network.to(place.device)
         self._masks = [config.mask_token_id] * (self._size - 1)
         self._scores = draft_scores(services, network.d2t, draft_sampling)
-        self._block_size, self._width = services.block_size, draft_width
+        self._block_size = services.block_size
+        self._width, self._lowest = draft_width, least_log_prob(draft_min_prob)
         self._queue = FeatureQueue(config.hidden_layers, services.block_size)
         self._known: dict[str, int] = {}  # request id -> position of its newest feature
         self.needs = Needs(hidden_layers=config.hidden_layers, draft_probs=draft_sampling == "sampled")
@@ -106,7 +114,7 @@ class DFlashProposer:
             if scored.probs:
                 trees.append(sampled_chain(scored, own, budget))
             else:
-                trees.append(product_tree(scored.token_ids[own], scored.log_probs[own], budget))
+                trees.append(product_tree(scored.token_ids[own], scored.log_probs[own], budget, self._lowest))
         return trees
 
     def _blocks(self, requests: list[Request]) -> Tensor:

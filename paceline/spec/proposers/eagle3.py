@@ -19,8 +19,8 @@ from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.models.drafters.load import load_network
 from paceline.models.drafters.paged import KeyRows, make_layers, make_linear
-from paceline.spec.draft_growth import Growth
-from paceline.spec.draft_scores import Scored
+from paceline.spec.draft_growth import Growth, least_log_prob
+from paceline.spec.draft_scores import LOWEST, Scored
 from paceline.spec.feature_drafter import (
     CHUNK_ROWS,
     FLUSH_ROWS,
@@ -34,6 +34,7 @@ from paceline.spec.feature_drafter import (
     token_tensor,
 )
 from paceline.spec.feature_queue import FeatureQueue, FeatureRows, request_slots, take_rows
+from paceline.spec.native_drafts import NativeDrafts
 from paceline.spec.proposer import Budget, Needs, StepContext
 from paceline.spec.services import Services
 
@@ -42,7 +43,14 @@ class Eagle3Proposer:
     name = "eagle3"
 
     def __init__(
-        self, services: Services, largest: Budget, *, model: str | None, draft_sampling: str | None, draft_width: int
+        self,
+        services: Services,
+        largest: Budget,
+        *,
+        model: str | None,
+        draft_sampling: str | None,
+        draft_width: int,
+        draft_min_prob: float,
     ) -> None:
         self._target = target_of(services)
         network: Any = load_network(self.name, model, self._target)
@@ -55,7 +63,16 @@ class Eagle3Proposer:
         self._network = network.to(place.device)
         self._scores = draft_scores(services, network.d2t, draft_sampling)
         self._block_size = services.block_size
-        self._width = draft_width
+        self._width, self._lowest = draft_width, least_log_prob(draft_min_prob)
+        self._native = NativeDrafts.of(
+            network,
+            self._target,
+            (self._layers, self._fc, self._head),
+            place,
+            self._scores,
+            services.block_size,
+            self._first_scratch,
+        )
         self._queue = FeatureQueue(network.config.hidden_layers, services.block_size)
         self._newest: dict[str, tuple[int, Tensor]] = {}  # request id -> position and fused feature of its newest pair
         self.needs = Needs(hidden_layers=network.config.hidden_layers, draft_probs=draft_sampling == "sampled")
@@ -72,16 +89,23 @@ class Eagle3Proposer:
         self._flush()
         trees = [EMPTY_TREE] * len(step.requests)
         ready = [
-            (i, Growth(request, budget))
+            (i, Growth(request, budget, self._lowest))
             for i, (request, budget) in enumerate(zip(step.requests, budgets, strict=True))
             if self._knows(request) and min(budget.num_nodes, budget.max_depth) > 0
         ]
         deepest = max((growth.budget.max_depth for _, growth in ready), default=0)
         for group in groups(ready, self._width * deepest):
-            self._grow([growth for _, growth in group])
-            for i, growth in group:
+            whole = [entry for entry in group if self._suits_native(entry[1].request)]
+            for (i, _), tree in zip(whole, self._grow_natively([growth for _, growth in whole]), strict=True):
+                trees[i] = tree
+            by_level = [entry for entry in group if not self._suits_native(entry[1].request)]
+            self._grow([growth for _, growth in by_level])
+            for i, growth in by_level:
                 trees[i] = growth.tree()
         return trees
+
+    def _suits_native(self, request: Request) -> bool:
+        return self._native is not None and self._native.suit(request)
 
     def _knows(self, request: Request) -> bool:
         position, _ = self._newest.get(request.request_id, (-1, None))
@@ -96,9 +120,12 @@ class Eagle3Proposer:
             self._take_in(queued, slice(begin, begin + CHUNK_ROWS))
 
     def _take_in(self, queued: FeatureRows, rows: slice) -> None:
-        fused = self._fuse(queued.features[rows].flatten(1).float())
-        inputs, _ = self._inputs(token_tensor(queued.next_tokens[rows]), fused)
-        self._layers.store(0, inputs, context_rows(queued.positions[rows], queued.slots[rows]))
+        if self._native is not None:
+            fused = self._native.take_in(queued, rows)
+        else:
+            fused = self._fuse(queued.features[rows].flatten(1).float())
+            inputs, _ = self._inputs(token_tensor(queued.next_tokens[rows]), fused)
+            self._layers.store(0, inputs, context_rows(queued.positions[rows], queued.slots[rows]))
         for name, row in queued.last_rows.items():
             if rows.start <= row < rows.stop:
                 self._newest[name] = int(queued.positions[row]), fused[row - rows.start]
@@ -120,8 +147,22 @@ class Eagle3Proposer:
         embedding = layer.input_layernorm(self._target.vocabulary_rows(token_ids))
         return torch.cat([embedding, normed], dim=1), normed if layer.norm_before_residual else feature
 
+    def _grow_natively(self, growing: list[Growth]) -> list[DraftTree]:
+        if not growing:
+            return []
+        assert self._native is not None
+        return self._native.grow(
+            [g.request for g in growing],
+            [g.budget for g in growing],
+            [self._newest[g.request.request_id][1] for g in growing],
+            [_width(g.budget, self._width) for g in growing],
+            max(LOWEST / 2, self._lowest),
+        )
+
     def _grow(self, growing: list[Growth]) -> None:
         """All requests of the group, one level at a time."""
+        if not growing:
+            return
         contexts = [request_slots(g.request, g.request.num_tokens - 1, self._block_size) for g in growing]
         levels = Levels(growing, RowBuilder.of(contexts), self._first_scratch)
         # The newest pairs were stored already; storing them again with the same values lets one call do it all.

@@ -16,7 +16,7 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.models.drafters.load import load_network
 from paceline.models.drafters.medusa import Medusa
 from paceline.models.drafters.paged import Linear, make_linear
-from paceline.spec.draft_growth import product_tree, sampled_chain
+from paceline.spec.draft_growth import least_log_prob, product_tree, sampled_chain
 from paceline.spec.feature_drafter import draft_scores, placement, target_of
 from paceline.spec.proposer import Budget, Needs, StepContext
 from paceline.spec.services import Services
@@ -26,7 +26,14 @@ class MedusaProposer:
     name = "medusa"
 
     def __init__(
-        self, services: Services, largest: Budget, *, model: str | None, draft_sampling: str | None, draft_width: int
+        self,
+        services: Services,
+        largest: Budget,
+        *,
+        model: str | None,
+        draft_sampling: str | None,
+        draft_width: int,
+        draft_min_prob: float,
     ) -> None:
         target = target_of(services)
         network: Medusa = load_network("medusa", model, target)
@@ -37,7 +44,7 @@ class MedusaProposer:
         ]
         self._heads = [make_linear(network.head(i), place) for i in range(len(network.heads))]
         self._scores = draft_scores(services, network.d2t, draft_sampling)
-        self._width = draft_width
+        self._width, self._lowest = draft_width, least_log_prob(draft_min_prob)
         self._layer = target.config.num_layers + 1
         self._hidden: dict[str, tuple[int, Tensor]] = {}  # request id -> position and hidden state of its newest row
         self.needs = Needs(hidden_layers=(self._layer,), draft_probs=draft_sampling == "sampled")
@@ -74,7 +81,7 @@ class MedusaProposer:
             if scored.probs:
                 trees[i] = sampled_chain(scored, own, budget)
             else:
-                trees[i] = product_tree(scored.token_ids[own], scored.log_probs[own], budget)
+                trees[i] = product_tree(scored.token_ids[own], scored.log_probs[own], budget, self._lowest)
         return trees
 
     def _knows(self, request: Request) -> bool:

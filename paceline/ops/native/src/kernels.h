@@ -83,6 +83,8 @@ struct Kernels {
   void (*store_kv)(const float* x, int n, void* to, int kv_format);
   void (*attention)(const AttentionTask& task);
   int (*argmax)(const float* x, int n);
+  // the k largest, largest first, and their log-softmax over all n; the lower index first where they tie
+  void (*top_log_probs)(const float* x, int n, int k, int32_t* ids, float* log_probs);
   float (*read)(const float* x, size_t n);  // touches every cache line: for measuring bandwidth
 };
 

@@ -1,269 +1,8 @@
 // Parts of drafter networks, called one by one: a matrix, or a decoder layer with its own input.
 //
-// A drafter's layer is a decoder layer but for what goes in: EAGLE-3's attention reads two vectors side by side, DFlash
-// adds keys that belong to no row of the block. So the caller hands over the attention's input, the residual stream and
-// the slots of each row's keys; nothing here knows which network it is. paceline/ops/native/layers.py declares this
-// interface again for ctypes.
-#include <math.h>
-#include <string.h>
-
-#include <algorithm>
-#include <vector>
-
-#include "model.h"
+// paceline/ops/native/layers.py declares this interface again for ctypes.
+#include "layer_pass.h"
 #include "pack.h"
-#include "pool.h"
-
-extern "C" {
-struct PlLayerBatch {
-  int32_t num_rows, layer, store_only;  // store_only: keys and values, no more
-  int64_t num_slots;
-  const int32_t *positions, *slots;                 // [rows]
-  const int32_t *key_begins, *context_lens;         // [rows]: the row's context is key_slots[begin .. begin + len)
-  const int32_t *tail_begins, *tail_lens;           // [rows]: then tail_slots[begin .. begin + len)
-  const int32_t *key_slots, *tail_slots;
-  const float* input;  // [rows][inputs of q, k and v]
-  float* stream;       // [rows][hidden_size], updated
-  void* kv_cache;      // [layers][2][slots][kv heads][head_dim], float32
-};
-}
-
-namespace {
-
-constexpr int kRows = 64;           // rows of a product that wait in scratch for what follows it
-constexpr int kAttentionRows = 16;  // rows that share one reading of the keys
-constexpr int kGroup = 2;           // panels that are multiplied together
-
-int num_groups(const Matrix& w) { return (w.num_panels + kGroup - 1) / kGroup; }
-
-void quantize_row(const Activations& a, int row, int n) {
-  for (int b = 0; b < a.blocks; b++)
-    kernels().quantize(a, row, b, a.x + (size_t)row * a.stride + b * kBlock, n - b * kBlock);
-}
-
-// Calls f(i) for this thread's share of [0, n), then waits for the others.
-template <typename F>
-void share(int thread, int threads, int n, F f) {
-  for (int i = (int)((int64_t)n * thread / threads), end = (int)((int64_t)n * (thread + 1) / threads); i < end; i++)
-    f(i);
-  team().barrier();
-}
-
-// out[row][..] = w * x[row] (+ bias) for one group of panels; columns past w.n are not written.
-void multiply(const Matrix& w, int group, const Activations& x, int rows, float* scratch, float* out, size_t stride) {
-  const int panel = group * kGroup, panels = std::min(kGroup, w.num_panels - panel), width = kGroup * kPanel;
-  const int columns = std::min(width, w.n - panel * kPanel);
-  for (int row = 0; row < rows; row += kRows) {
-    const int count = std::min(kRows, rows - row);
-    kernels().matmul(w, panel, panels, x, row, count, nullptr, scratch, width);
-    for (int r = 0; r < count; r++) {
-      float* to = out + (size_t)(row + r) * stride + panel * kPanel;
-      const float* from = scratch + r * width;
-      for (int j = 0; j < columns; j++) to[j] = w.bias ? from[j] + w.bias[panel * kPanel + j] : from[j];
-    }
-  }
-}
-
-}  // namespace
-
-struct PlMatrix {
-  Matrix matrix;
-  Arena arena;
-  ActivationBuffer input;
-  Buffer<float> scratch;
-};
-
-struct PlLayers : PlModel {
-  ActivationBuffer input;
-};
-
-namespace {
-
-struct AttentionItem {
-  int row, rows, kv_head;
-};
-
-struct LayerPass {
-  PlLayers& m;
-  const PlLayerBatch& b;
-  const Layer& layer;
-  int threads;
-  std::vector<KeyList> lists;
-  std::vector<AttentionItem> items;
-  size_t scratch_floats = (size_t)2 * kRows * kGroup * kPanel;
-
-  LayerPass(PlLayers& model, const PlLayerBatch& batch)
-      : m(model), b(batch), layer(model.layers[batch.layer]), threads(std::max(1, model.config.num_threads)) {
-    const PlConfig& c = m.config;
-    if (!b.store_only) plan_attention();
-    m.input.reserve(b.num_rows, layer.q.k, m.any_quantized);
-    m.qkv.reserve((size_t)b.num_rows * m.qkv_size());
-    m.normed.reserve(b.num_rows, c.hidden_size, m.any_quantized);
-    m.attended.reserve(b.num_rows, m.q_size(), m.any_quantized);
-    m.activated.reserve(b.num_rows, c.intermediate_size, m.any_quantized);
-    m.scratch.reserve(scratch_floats * threads);
-  }
-
-  void plan_attention() {
-    const PlConfig& c = m.config;
-    int longest = 0;
-    for (int row = 0; row < b.num_rows; row++) {
-      const int length = b.context_lens[row] + b.tail_lens[row];
-      lists.push_back({b.key_slots + b.key_begins[row], b.tail_slots + b.tail_begins[row], b.context_lens[row], 0,
-                       length});
-      longest = std::max(longest, length);
-    }
-    const int tile = std::clamp(b.num_rows * c.num_kv_heads / (threads * 4), 1, kAttentionRows);
-    for (int row = 0; row < b.num_rows;) {
-      int rows = 1;  // of one request: they share their context's slots
-      while (rows < tile && row + rows < b.num_rows && b.key_begins[row + rows] == b.key_begins[row]) rows++;
-      for (int head = 0; head < c.num_kv_heads; head++) items.push_back({row, rows, head});
-      row += rows;
-    }
-    const size_t wanted = attention_scratch(tile, c.num_heads / c.num_kv_heads, c.head_dim, longest);
-    scratch_floats = (std::max(scratch_floats, wanted) + 31) / 16 * 16;
-  }
-
-  float* kv(int which) const {
-    return (float*)b.kv_cache + ((size_t)b.layer * 2 + which) * b.num_slots * m.kv_size();
-  }
-
-  void run(int thread) {
-    float* scratch = m.scratch.get() + (size_t)thread * scratch_floats;
-    auto deal = [&](int n, auto f) { share(thread, threads, n, f); };
-    deal(b.num_rows, [&](int row) {
-      memcpy(m.input.x + (size_t)row * m.input.stride, b.input + (size_t)row * layer.q.k, (size_t)layer.q.k * 4);
-      if (m.any_quantized) quantize_row(m.input, row, layer.q.k);
-    });
-    project(deal, scratch);
-    deal(b.num_rows, [&](int row) { rotate_and_store(row); });
-    if (b.store_only) return;
-    deal((int)items.size(), [&](int i) { attend(items[i], scratch); });
-    if (m.any_quantized) deal(b.num_rows, [&](int row) { quantize_row(m.attended, row, m.q_size()); });
-    add_product(deal, layer.o, m.attended, scratch);
-    deal(b.num_rows, [&](int row) {
-      float* to = m.normed.x + (size_t)row * m.normed.stride;
-      const PlConfig& c = m.config;
-      kernels().rms_norm(b.stream + (size_t)row * c.hidden_size, layer.post_norm, c.rms_norm_eps, c.hidden_size, to);
-      if (m.any_quantized) quantize_row(m.normed, row, c.hidden_size);
-    });
-    gate_up(deal, scratch);
-    if (m.any_quantized)
-      deal(b.num_rows, [&](int row) { quantize_row(m.activated, row, m.config.intermediate_size); });
-    add_product(deal, layer.down, m.activated, scratch);
-  }
-
-  template <typename Deal>
-  void project(Deal deal, float* scratch) {
-    const int q = b.store_only ? 0 : num_groups(layer.q), k = num_groups(layer.k), v = num_groups(layer.v);
-    deal(q + k + v, [&](int i) {
-      const bool is_q = i < q, is_k = !is_q && i < q + k;
-      const Matrix& w = is_q ? layer.q : is_k ? layer.k : layer.v;
-      const int column = is_q ? 0 : is_k ? m.k_begin() : m.v_begin();
-      multiply(w, is_q ? i : is_k ? i - q : i - q - k, m.input, b.num_rows, scratch, m.qkv.get() + column,
-               m.qkv_size());
-    });
-  }
-
-  void rotate_and_store(int row) {
-    const PlConfig& c = m.config;
-    const int dim = c.head_dim, half = dim / 2;
-    float cos[512], sin[512];
-    for (int i = 0; i < half; i++) {
-      const float angle = (float)b.positions[row] * m.inv_freq[i];
-      cos[i] = cosf(angle) * c.rope_scale;
-      sin[i] = sinf(angle) * c.rope_scale;
-    }
-    float* qkv = m.qkv.get() + (size_t)row * m.qkv_size();
-    for (int h = b.store_only ? c.num_heads : 0; h < c.num_heads + c.num_kv_heads; h++) {
-      const bool is_key = h >= c.num_heads;
-      float* head = is_key ? qkv + m.k_begin() + (h - c.num_heads) * dim : qkv + h * dim;
-      const float* norm = is_key ? layer.k_norm : layer.q_norm;
-      if (norm) kernels().rms_norm(head, norm, c.rms_norm_eps, dim, head);
-      kernels().rope(head, cos, sin, dim);
-    }
-    const size_t at = (size_t)b.slots[row] * m.kv_size();
-    memcpy(kv(0) + at, qkv + m.k_begin(), (size_t)m.kv_size() * 4);
-    memcpy(kv(1) + at, qkv + m.v_begin(), (size_t)m.kv_size() * 4);
-  }
-
-  void attend(const AttentionItem& item, float* scratch) {
-    const PlConfig& c = m.config;
-    const int heads = c.num_heads / c.num_kv_heads, column = item.kv_head * heads * c.head_dim;
-    const size_t head = (size_t)item.kv_head * c.head_dim;
-    kernels().attention({m.qkv.get() + (size_t)item.row * m.qkv_size() + column, lists.data() + item.row,
-                         m.attended.x + (size_t)item.row * m.attended.stride + column, (size_t)m.qkv_size(),
-                         (size_t)m.attended.stride, item.rows, heads, c.head_dim, kv(0) + head, kv(1) + head,
-                         (size_t)m.kv_size(), F32, 1.0f / sqrtf((float)c.head_dim), scratch});
-  }
-
-  template <typename Deal>
-  void add_product(Deal deal, const Matrix& w, const Activations& x, float* scratch) {
-    const int width = kGroup * kPanel;
-    deal(num_groups(w), [&](int i) {
-      const int panel = i * kGroup, panels = std::min(kGroup, w.num_panels - panel);
-      const int columns = std::min(width, w.n - panel * kPanel);
-      for (int row = 0; row < b.num_rows; row += kRows) {
-        const int count = std::min(kRows, b.num_rows - row);
-        kernels().matmul(w, panel, panels, x, row, count, nullptr, scratch, width);
-        for (int r = 0; r < count; r++) {
-          float* to = b.stream + (size_t)(row + r) * m.config.hidden_size + panel * kPanel;
-          for (int j = 0; j < columns; j++)
-            to[j] += scratch[r * width + j] + (w.bias ? w.bias[panel * kPanel + j] : 0.0f);
-        }
-      }
-    });
-  }
-
-  template <typename Deal>
-  void gate_up(Deal deal, float* scratch) {
-    const int width = kGroup * kPanel;
-    float *gate = scratch, *up = scratch + kRows * width;
-    deal(num_groups(layer.gate), [&](int i) {
-      const int panel = i * kGroup, panels = std::min(kGroup, layer.gate.num_panels - panel);
-      const int columns = std::min(width, layer.gate.n - panel * kPanel);
-      for (int row = 0; row < b.num_rows; row += kRows) {
-        const int count = std::min(kRows, b.num_rows - row);
-        kernels().matmul(layer.gate, panel, panels, m.normed, row, count, nullptr, gate, width);
-        kernels().matmul(layer.up, panel, panels, m.normed, row, count, nullptr, up, width);
-        for (int r = 0; r < count; r++) {
-          for (int j = 0; j < columns; j++) {
-            if (layer.gate.bias) gate[r * width + j] += layer.gate.bias[panel * kPanel + j];
-            if (layer.up.bias) up[r * width + j] += layer.up.bias[panel * kPanel + j];
-          }
-          kernels().silu_mul(gate + r * width, up + r * width, columns,
-                             m.activated.x + (size_t)(row + r) * m.activated.stride + panel * kPanel);
-        }
-      }
-    });
-  }
-};
-
-bool in_range(const int32_t* slots, int begin, int count, int64_t num_slots) {
-  for (int i = begin; i < begin + count; i++)
-    if (slots[i] < 0 || slots[i] >= num_slots) return false;
-  return true;
-}
-
-// A wrong index here would be a wild read there.
-int check_rows(const PlLayers& m, const PlLayerBatch& b) {
-  if (b.layer < 0 || b.layer >= m.config.num_layers || m.config.head_dim > 1024) return PL_BAD_ROW;
-  const Layer& l = m.layers[b.layer];
-  if (!l.q.data || !l.k.data || !l.v.data || !l.o.data || !l.gate.data || !l.up.data || !l.down.data || !l.post_norm)
-    return PL_INCOMPLETE;
-  for (int row = 0; row < b.num_rows; row++) {
-    if (b.slots[row] < 0 || b.slots[row] >= b.num_slots) return PL_BAD_SLOT;
-    if (b.store_only) continue;
-    if (b.context_lens[row] + b.tail_lens[row] < 1) return PL_BAD_ROW;
-    const bool new_context = row == 0 || b.key_begins[row] != b.key_begins[row - 1] ||
-                             b.context_lens[row] > b.context_lens[row - 1];
-    if (new_context && !in_range(b.key_slots, b.key_begins[row], b.context_lens[row], b.num_slots)) return PL_BAD_SLOT;
-    if (!in_range(b.tail_slots, b.tail_begins[row], b.tail_lens[row], b.num_slots)) return PL_BAD_SLOT;
-  }
-  return PL_OK;
-}
-
-}  // namespace
 
 extern "C" {
 
@@ -300,12 +39,14 @@ int32_t pl_matrix_multiply(PlMatrix* matrix, int32_t rows, const float* x, int32
   }
   const Activations& a = matrix->input;
   team().run(threads, [&](int thread) {
-    share(thread, threads, rows, [&](int row) {
+    const Share s{thread, threads};
+    s.deal(rows, [&](int row) {
       memcpy(a.x + (size_t)row * a.stride, x + (size_t)row * w.k, (size_t)w.k * 4);
       if (is_quantized(w.format)) quantize_row(a, row, w.k);
     });
-    share(thread, threads, num_groups(w),
-          [&](int i) { multiply(w, i, a, rows, matrix->scratch.get() + thread * scratch, out, w.n); });
+    s.deal(num_groups(w), [&](int i) {
+      multiply(w, i, a, rows, s.after(w, i, nullptr), matrix->scratch.get() + thread * scratch, out, w.n);
+    });
   });
   return PL_OK;
 }
@@ -347,71 +88,14 @@ int32_t pl_model_unpack_rows(const PlModel* model, int32_t head, const int32_t* 
   }
   return PL_OK;
 }
-}
 
-namespace {
-
-// 2^x for x <= 0 to about 1e-7 of its value, in operations that a compiler turns into vectors
-inline float exp2_fast(float x) {
-  x = x < -120.0f ? -120.0f : x;
-  const int whole = (int)(x - 0.5f);  // rounds to nearest, since x <= 0
-  const float part = x - (float)whole;
-  float p = 1.5403530e-4f;
-  p = p * part + 1.3333558e-3f;
-  p = p * part + 9.6181291e-3f;
-  p = p * part + 5.5504109e-2f;
-  p = p * part + 2.4022651e-1f;
-  p = p * part + 6.9314718e-1f;
-  p = p * part + 1.0f;
-  const int bits = (whole + 127) << 23;
-  float scale;
-  memcpy(&scale, &bits, 4);
-  return p * scale;
-}
-
-void top_of_row(const float* x, int n, int k, int32_t* ids, float* log_probs) {
-  constexpr float kLog2E = 1.44269504f;
-  constexpr int kStretch = 64;
-  int count = 0;
-  float highest = x[0];
-  for (int begin = 0; begin < n; begin += kStretch) {
-    const int end = std::min(n, begin + kStretch);
-    float best = x[begin];
-    for (int i = begin; i < end; i++) best = x[i] > best ? x[i] : best;
-    highest = std::max(highest, best);
-    if (count == k && !(best > log_probs[k - 1])) continue;  // nothing here comes among the first k
-    for (int i = begin; i < end; i++) {
-      if (count == k && !(x[i] > log_probs[k - 1])) continue;
-      int at = count < k ? count++ : k - 1;
-      for (; at > 0 && x[i] > log_probs[at - 1]; at--) {
-        log_probs[at] = log_probs[at - 1];
-        ids[at] = ids[at - 1];
-      }
-      log_probs[at] = x[i];
-      ids[at] = i;
-    }
-  }
-  float sums[16] = {};
-  int i = 0;
-  for (; i + 16 <= n; i += 16)
-    for (int j = 0; j < 16; j++) sums[j] += exp2_fast((x[i + j] - highest) * kLog2E);
-  for (; i < n; i++) sums[0] += exp2_fast((x[i] - highest) * kLog2E);
-  float total = 0.0f;
-  for (float sum : sums) total += sum;
-  const float log_total = highest + logf(total);
-  for (int j = 0; j < count; j++) log_probs[j] -= log_total;
-}
-
-}  // namespace
-
-extern "C" {
 // The k largest of each row, largest first, the lowest index where they tie, with their log-softmax. Needs k <= n.
 void pl_top_log_probs(const float* x, int32_t rows, int32_t n, int32_t k, int32_t threads, int32_t* ids,
                       float* log_probs) {
   const int used = std::max(1, std::min(threads, rows));
   team().run(used, [&](int thread) {
     for (int row = thread; row < rows; row += used)
-      top_of_row(x + (size_t)row * n, n, k, ids + (size_t)row * k, log_probs + (size_t)row * k);
+      kernels().top_log_probs(x + (size_t)row * n, n, k, ids + (size_t)row * k, log_probs + (size_t)row * k);
   });
 }
 }

@@ -1,0 +1,212 @@
+"""EAGLE-3 in whole drafts: one native call takes in the target's features, one grows the trees of several requests.
+
+`src/drafter.cpp` has the other side. The parts (layer, matrices, the target's embedding) stay what they are and can be
+called one by one as well (`layers.py`); here nothing comes back to Python between two levels of a tree.
+"""
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.errors import InvalidOptionError
+from paceline.ops.native.layers import IntArray, NativeLayers, NativeLinear
+from paceline.ops.native.library import STATUS, load
+
+Floats = NDArray[np.float32]
+
+
+class _Parts(ctypes.Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("target", "layers", "fc", "head")),
+        *((name, c_void_p) for name in ("fc_norm", "hidden_norm", "embedding_norm", "final_norm", "target_ids")),
+        ("eps", c_float),
+        ("norm_before_residual", c_int32),
+    ]
+
+
+class _Context(ctypes.Structure):
+    _fields_ = [
+        ("num_rows", c_int32),
+        ("num_slots", c_int64),
+        *((name, c_void_p) for name in ("next_tokens", "positions", "slots", "hidden", "features", "kv_cache")),
+    ]
+
+
+class _Draft(ctypes.Structure):
+    _fields_ = [
+        ("num_requests", c_int32),
+        ("num_slots", c_int64),
+        ("first_scratch", c_int64),
+        *((name, c_void_p) for name in ("tokens", "positions", "key_begins", "context_lens")),
+        *((name, c_void_p) for name in ("num_nodes", "max_depths", "widths", "key_slots")),
+        *((name, c_void_p) for name in ("features", "scales", "noise")),
+        ("lowest", c_double),
+        *((name, c_void_p) for name in ("kv_cache", "num_drafted", "token_ids", "parents", "log_probs")),
+    ]
+
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "pl_eagle_new": (c_void_p, [POINTER(_Parts)]),
+    "pl_eagle_free": (None, [c_void_p]),
+    "pl_eagle_take_in": (c_int32, [c_void_p, POINTER(_Context)]),
+    "pl_eagle_draft": (c_int32, [c_void_p, POINTER(_Draft)]),
+}
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    loaded, _ = load()
+    try:
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(loaded, name)
+            function.restype, function.argtypes = result, arguments
+    except AttributeError:  # no library, or one that was built before these functions were written
+        return None
+    return loaded
+
+
+def drafter_available() -> bool:
+    return _library() is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """A request to draft for."""
+
+    token_id: int  # its last token
+    position: int  # of its newest pair
+    context: IntArray  # slots of all its pairs, the newest last
+    feature: Tensor  # [hidden] of the newest pair
+    num_nodes: int
+    max_depth: int
+    width: int  # children of a node, and paths extended at each depth
+    scale: float = 1.0  # the logits are multiplied with it before noise is added
+    noise: Floats | None = None  # [max_depth, draft vocab]
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    token_ids: list[int]  # the target's ids
+    parents: list[int]
+    log_probs: Floats  # [nodes]: of each node, given its parent
+
+
+class NativeEagle:
+    def __init__(
+        self,
+        target: Any,  # a native decoder, whose embedding is read
+        layers: NativeLayers,
+        fc: NativeLinear,
+        head: NativeLinear,
+        *,
+        fc_norm: Tensor | None,
+        hidden_norm: Tensor,
+        embedding_norm: Tensor,
+        final_norm: Tensor,
+        target_ids: Tensor,  # [draft vocab]
+        eps: float,
+        norm_before_residual: bool,
+    ) -> None:
+        library = _library()
+        if library is None:
+            raise RuntimeError("the native kernels lack whole drafts: run `python -m paceline.ops.native.build`")
+        self._keep = target, layers, fc, head  # the native side points into them
+        self._layers, self._hidden_size = layers, hidden_norm.numel()
+        norms = {"hidden_norm": hidden_norm, "embedding_norm": embedding_norm, "final_norm": final_norm}
+        if fc_norm is not None:
+            norms["fc_norm"] = fc_norm
+        floats = {name: norm.detach().float().cpu().contiguous() for name, norm in norms.items()}
+        ids = target_ids.to(torch.int32).cpu().contiguous()
+        parts = _Parts(
+            target=target.handle,
+            layers=layers.handle,
+            fc=fc.handle,
+            head=head.handle,
+            target_ids=ids.data_ptr(),
+            eps=eps,
+            norm_before_residual=norm_before_residual,
+            **{name: norm.data_ptr() for name, norm in floats.items()},
+        )
+        self._take_in, self._draft = library.pl_eagle_take_in, library.pl_eagle_draft
+        self._eagle = library.pl_eagle_new(ctypes.byref(parts))
+        if not self._eagle:
+            raise InvalidOptionError("no memory for a native drafter, or its vocabulary is not the target's")
+        weakref.finalize(self, library.pl_eagle_free, self._eagle)
+
+    def take_in(self, hidden: Tensor, next_tokens: IntArray, positions: IntArray, slots: IntArray) -> Tensor:
+        """Features [rows, hidden] of true pairs, their keys and values stored. hidden: [rows, inputs of fc] float32"""
+        hidden = hidden.contiguous()
+        features = torch.empty(len(slots), self._hidden_size)
+        ints = [np.ascontiguousarray(part, dtype=np.int32) for part in (next_tokens, positions, slots)]
+        kv_cache = self._layers.kv_cache
+        context = _Context(
+            len(slots),
+            kv_cache.shape[2],
+            *(part.ctypes.data for part in ints),
+            hidden.data_ptr(),
+            features.data_ptr(),
+            kv_cache.data_ptr(),
+        )
+        _check(self._take_in(self._eagle, ctypes.byref(context)))
+        return features
+
+    def draft(self, requests: Sequence[Drafting], first_scratch: int, lowest: float) -> list[Drafted]:
+        """Trees; paths with a log-probability below `lowest` are left out."""
+        count, kv_cache = len(requests), self._layers.kv_cache
+        lengths = [len(r.context) for r in requests]
+        ints = np.array(
+            [
+                [r.token_id for r in requests],
+                [r.position for r in requests],
+                np.cumsum([0, *lengths[:-1]]),
+                lengths,
+                [r.num_nodes for r in requests],
+                [r.max_depth for r in requests],
+                [r.width for r in requests],
+            ],
+            dtype=np.int32,
+        )
+        key_slots = requests[0].context if count == 1 else np.concatenate([r.context for r in requests])
+        features = requests[0].feature if count == 1 else torch.stack([r.feature for r in requests])
+        scales = np.array([r.scale for r in requests], dtype=np.float32)
+        noise = (c_void_p * count)(*(None if r.noise is None else r.noise.ctypes.data for r in requests))
+        room = int(ints[4].sum())
+        drafted = np.empty(count, dtype=np.int32)
+        nodes = np.empty((2, room), dtype=np.int32)
+        log_probs = np.empty(room, dtype=np.float32)
+        base, row = ints.ctypes.data, ints.strides[0]
+        call = _Draft(
+            count,
+            kv_cache.shape[2],
+            first_scratch,
+            *(base + row * i for i in range(len(ints))),
+            key_slots.ctypes.data,
+            features.data_ptr(),
+            scales.ctypes.data,
+            ctypes.cast(noise, c_void_p),
+            lowest,
+            kv_cache.data_ptr(),
+            drafted.ctypes.data,
+            nodes.ctypes.data,
+            nodes.ctypes.data + nodes.strides[0],
+            log_probs.ctypes.data,
+        )
+        _check(self._draft(self._eagle, ctypes.byref(call)))
+        token_ids, parents = nodes.tolist()
+        ends = np.cumsum(drafted).tolist()
+        spans = [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
+        return [Drafted(token_ids[span], parents[span], log_probs[span]) for span in spans]
+
+
+def _check(status: int) -> None:
+    if status:
+        raise InvalidOptionError(f"a drafter was not run: {STATUS[status]}")
