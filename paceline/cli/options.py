@@ -96,6 +96,8 @@ def metrics_dict(metrics: "RequestMetrics") -> dict[str, Any]:
     import dataclasses
 
     return dataclasses.asdict(metrics) | {
+        "by_member": {name: counts.to_dict() for name, counts in metrics.by_member.items()},
+        "num_wasted_tokens": metrics.num_wasted_tokens,
         "mean_acceptance_length": metrics.mean_acceptance_length,
         "draft_acceptance_rate": metrics.draft_acceptance_rate,
     }

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from paceline.core.draft_counts import DraftCounts
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
@@ -38,11 +40,18 @@ class RequestMetrics:
     tpot_s: float | None  # mean time per output token after the first
     e2e_s: float | None
     lossy: bool = False  # verified by a rule that changes the distribution (only by explicit choice)
+    by_member: dict[str, DraftCounts] = field(default_factory=dict)  # who drafted: the method, or a merge's members
+    draft_s: float = 0.0  # host time spent drafting, its share of what was drafted for a whole batch
 
     @property
     def mean_acceptance_length(self) -> float:
         """Tokens emitted per target pass, the bonus token counted; 1.0 is plain decoding."""
         return self.num_output_tokens / self.num_steps if self.num_steps else 0.0
+
+    @property
+    def num_wasted_tokens(self) -> int:
+        """Draft nodes verified in vain."""
+        return self.num_draft_tokens - self.num_accepted_tokens
 
     @property
     def draft_acceptance_rate(self) -> float:

@@ -39,6 +39,7 @@ class Request:
     stop_reason: str | int | None = None  # which stop string or token id
     error: Exception | None = None
     token_sources: list[str] = field(default_factory=list)  # one per output token, as in CompletionOutput
+    draft_s: float = 0.0  # host time spent drafting for it
     logprobs: list[TokenLogprobs] | None = None  # one per output token, where asked for
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 

@@ -159,7 +159,7 @@ class EngineCore:
                 rows.draft, rows.accepted = entry.draft, result.accepted
                 rows.logits_row = output.logits_rows[i].stop - 1 - len(entry.draft)
                 rows.new_token_ids = self._append(state, result, entry.draft)
-                state.tracker.record_step(len(entry.draft), min(num_accepted, len(rows.new_token_ids)))
+                state.tracker.record_step(entry.draft, result.accepted[: len(rows.new_token_ids)])
             if request.error is None:  # what a failed request computed is not for others to reuse
                 self.scheduler.update(entry, num_accepted)
             if request.finish_reason is not None:

@@ -1,12 +1,14 @@
 """What is counted while a request runs, and where a step's time goes."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from paceline.core.draft_counts import DraftCounts, count_members
 from paceline.core.outputs import RequestMetrics
 from paceline.core.request import Request
+from paceline.core.tree import DraftTree
 
 
 @dataclass(slots=True)
@@ -18,23 +20,21 @@ class RequestTracker:
     last_token_s: float | None = None
     num_steps: int = 0
     num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)
+    counts: DraftCounts = field(default_factory=DraftCounts)
+    by_member: dict[str, DraftCounts] = field(default_factory=dict)
 
-    def record_step(self, num_draft_tokens: int, num_accepted: int) -> None:
+    def record_step(self, draft: DraftTree, accepted: Sequence[int]) -> None:
+        """`accepted`: the nodes whose tokens joined the output."""
         now = time.perf_counter()
         self.first_token_s = self.first_token_s or now
         self.last_token_s = now
         self.num_steps += 1
-        if num_draft_tokens:
+        if draft:
             self.num_drafts += 1
-            self.num_draft_tokens += num_draft_tokens
-            self.num_accepted_tokens += num_accepted
-            grow_by = num_accepted - len(self.accepted_per_position)
-            self.accepted_per_position.extend([0] * grow_by)
-            for depth in range(num_accepted):
-                self.accepted_per_position[depth] += 1
+            self.counts.num_draft_tokens += len(draft)
+            for position in range(len(accepted)):
+                self.counts.accept(position)
+            count_members(self.by_member, draft, accepted)
 
     def metrics(self, request: Request, lossy: bool) -> RequestMetrics:
         def since_arrival(moment: float | None) -> float | None:
@@ -49,14 +49,16 @@ class RequestTracker:
             num_output_tokens=request.num_output_tokens,
             num_steps=self.num_steps,
             num_drafts=self.num_drafts,
-            num_draft_tokens=self.num_draft_tokens,
-            num_accepted_tokens=self.num_accepted_tokens,
-            accepted_per_position=list(self.accepted_per_position),
+            num_draft_tokens=self.counts.num_draft_tokens,
+            num_accepted_tokens=self.counts.num_accepted_tokens,
+            accepted_per_position=list(self.counts.accepted_per_position),
             queue_s=since_arrival(self.first_scheduled_s),
             ttft_s=since_arrival(self.first_token_s),
             tpot_s=tpot_s,
             e2e_s=since_arrival(self.last_token_s),
             lossy=lossy,
+            by_member=dict(self.by_member),
+            draft_s=request.draft_s,
         )
 
 

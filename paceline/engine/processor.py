@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from paceline.core.draft_counts import merged_counts
 from paceline.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
@@ -179,4 +180,6 @@ def _combine(metrics: Sequence[RequestMetrics]) -> RequestMetrics:
         tpot_s=mean([m.tpot_s for m in metrics if m.tpot_s is not None]),
         e2e_s=max((m.e2e_s for m in metrics if m.e2e_s is not None), default=None),
         lossy=any(m.lossy for m in metrics),
+        by_member=merged_counts([m.by_member for m in metrics]),
+        draft_s=sum(m.draft_s for m in metrics),
     )

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceline.core.draft_counts import MEMBER_SEPARATOR
 from paceline.serve.backend import PassRecord, StepRecord
 from paceline.serve.saving import StepCostModel
-from paceline.spec.statistics import MEMBER_SEPARATOR
 
 NUM_RECENT_TREES = 8
 

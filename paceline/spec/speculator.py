@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from paceline.core.draft_counts import DraftCounts
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
@@ -70,13 +71,16 @@ class Speculator:
                 check(params)
 
     def observe(self, step: StepContext) -> None:
+        served: dict[str, list[Request]] = defaultdict(list)
         for verified in step.passes:
             if verified.logits_row >= 0:
-                self._stats[self._choice(verified.request).method].record(verified)
+                method = self._choice(verified.request).method
+                self._stats[method].record(verified)
+                served[method].append(verified.request)
         for name, proposer in list(self._proposers.items()):  # a request may bring a method from another thread
             begin_s = time.perf_counter()
             proposer.observe(step)
-            self._stats[name].draft_s += time.perf_counter() - begin_s
+            self._stats[name].spend(time.perf_counter() - begin_s, served[name])
         for request in step.gone:
             self._choices.pop(request.request_id, None)
 
@@ -89,7 +93,7 @@ class Speculator:
             stats = self._stats[method]
             begin_s = time.perf_counter()
             drafts = self._proposer(method).propose(part, budgets)
-            stats.draft_s += time.perf_counter() - begin_s
+            stats.spend(time.perf_counter() - begin_s, requests)
             stats.num_proposals += len(requests)
             for i, tree, budget in zip(indices, drafts, budgets, strict=True):
                 if __debug__:
@@ -102,6 +106,10 @@ class Speculator:
         """Method -> its figures, ready for JSON; a method that decides for itself says what it decided."""
         figures = {name: stats.to_dict() for name, stats in list(self._stats.items())}
         for name, proposer in list(self._proposers.items()):
+            if hasattr(proposer, "usefulness"):
+                for member, seconds in proposer.usefulness.seconds().items():
+                    counts = figures.setdefault(name, MethodStats().to_dict())["by_member"]
+                    counts.setdefault(member, DraftCounts().to_dict())["draft_s"] = seconds
             report = getattr(proposer, "report", None)
             if report is not None:
                 figures.setdefault(name, MethodStats().to_dict())["decisions"] = report()

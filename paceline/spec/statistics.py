@@ -1,45 +1,15 @@
 """What drafting cost and what it brought, for each method and for each member of a merged tree.
 
-A *draft* is one tree that was verified. `accepted_per_position[d]` counts the accepted nodes at depth d + 1, so the
-acceptance rate by position is that over `num_drafts`. A node that several members drafted counts for each of them.
+A *draft* is one tree that was verified. A node that several members drafted counts for each of them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.core.draft_counts import DraftCounts, count_members
+from paceline.core.request import Request
 from paceline.spec.proposer import RequestPass
-
-MEMBER_SEPARATOR = "+"  # DraftTree.members: "ngram+suffix" drafted the node together
-
-
-@dataclass(slots=True)
-class DraftCounts:
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)
-
-    @property
-    def num_wasted_tokens(self) -> int:
-        return self.num_draft_tokens - self.num_accepted_tokens
-
-    @property
-    def draft_acceptance_rate(self) -> float:
-        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
-
-    def accept(self, position: int) -> None:
-        self.num_accepted_tokens += 1
-        while len(self.accepted_per_position) <= position:
-            self.accepted_per_position.append(0)
-        self.accepted_per_position[position] += 1
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "num_draft_tokens": self.num_draft_tokens,
-            "num_accepted_tokens": self.num_accepted_tokens,
-            "num_wasted_tokens": self.num_wasted_tokens,
-            "draft_acceptance_rate": self.draft_acceptance_rate,
-            "accepted_per_position": list(self.accepted_per_position),
-        }
 
 
 @dataclass(slots=True)
@@ -49,12 +19,18 @@ class MethodStats(DraftCounts):
     num_drafts: int = 0
     num_proposals: int = 0  # times the method was asked, one per request and step
     draft_s: float = 0.0  # host time spent drafting and observing
-    by_member: dict[str, DraftCounts] = field(default_factory=dict)
+    by_member: dict[str, DraftCounts] = field(default_factory=dict)  # of a method alone: the method itself
 
     @property
     def mean_acceptance_length(self) -> float:
         """Tokens emitted per target pass, the bonus token counted; 1.0 is plain decoding."""
         return self.num_emitted_tokens / self.num_steps if self.num_steps else 0.0
+
+    def spend(self, seconds: float, requests: Sequence[Request]) -> None:
+        """Host time of a step; what is done for a batch is shared evenly among its requests."""
+        self.draft_s += seconds
+        for request in requests:
+            request.draft_s += seconds / len(requests)
 
     def record(self, verified: RequestPass) -> None:
         self.num_steps += 1
@@ -68,16 +44,7 @@ class MethodStats(DraftCounts):
         accepted = verified.accepted[: len(verified.new_token_ids)]
         for position in range(len(accepted)):
             self.accept(position)
-        if tree.members is not None:
-            self._record_members(tree.members, accepted)
-
-    def _record_members(self, members: list[str], accepted: list[int]) -> None:
-        for names in members:
-            for name in names.split(MEMBER_SEPARATOR):
-                self.by_member.setdefault(name, DraftCounts()).num_draft_tokens += 1
-        for position, node in enumerate(accepted):
-            for name in members[node].split(MEMBER_SEPARATOR):
-                self.by_member[name].accept(position)
+        count_members(self.by_member, tree, accepted)
 
     def to_dict(self) -> dict[str, Any]:
         return DraftCounts.to_dict(self) | {

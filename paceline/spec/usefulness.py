@@ -3,7 +3,7 @@
 A member earns the tokens that came and that it alone drafted: without it they would have cost another pass. It costs
 the host time spent on it. At every review the one that earns least for its cost is put to sleep if it loses, one at a
 time, because two members that say the same each earn nothing only as long as the other is awake. A sleeper costs
-nothing but a short probe now and then, and wakes when it would pay.
+nothing but a short probe now and then, the seldomer the dearer it is, and wakes when it would pay.
 """
 
 import time
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 MEMORY = 128.0  # steps over which earnings and costs are averaged
 REVIEW_EVERY = 64
 PROBE_EVERY, PROBE_STEPS = 256, 16  # sleepers are asked for a few steps in a row: some need to see a few to be right
+PROBE_SHARE = 0.005  # of the elapsed time that probing one sleeper may take
 WAKE_MARGIN = 1.5  # a sleeper must promise this much more than it costs
 
 
@@ -22,8 +23,10 @@ class Account:
     earned: float = 0.0  # tokens per step that only this member drafted, the sleepers not counted
     cost_s: float = 0.0  # host time of a step in which it is asked
     spent_s: float = 0.0  # in the current step
+    total_s: float = 0.0  # in all steps
     num_asked: int = 0
     awake: bool = True
+    probe_at: int = 0  # step at which a sleeper's next probe begins
 
 
 class Usefulness:
@@ -40,7 +43,13 @@ class Usefulness:
     def timed(self, member: str) -> Iterator[None]:
         begin_s = self.clock()
         yield
-        self.accounts[member].spent_s += self.clock() - begin_s
+        account, spent_s = self.accounts[member], self.clock() - begin_s
+        account.spent_s += spent_s
+        account.total_s += spent_s
+
+    def seconds(self) -> dict[str, float]:
+        """Host time spent on each member so far."""
+        return {name: account.total_s for name, account in self.accounts.items()}
 
     def worth_asking(self) -> list[str]:
         """Members to ask in this step, in order."""
@@ -48,8 +57,7 @@ class Usefulness:
         self._num_steps += 1
         if self._num_steps % REVIEW_EVERY == 0:
             self._review()
-        probe = self._num_steps % PROBE_EVERY < PROBE_STEPS
-        self._asked = [name for name, account in self.accounts.items() if account.awake or probe]
+        self._asked = [name for name, account in self.accounts.items() if account.awake or self._is_probed(account)]
         for name in self._asked:
             self.accounts[name].num_asked += 1
         return self._asked
@@ -84,6 +92,18 @@ class Usefulness:
         worst = min(awake, key=self._profit_s)
         if len(awake) > 1 and self._profit_s(worst) < 0.0:
             worst.awake = False
+            worst.probe_at = self._num_steps + self._pause(worst)
+
+    def _is_probed(self, account: Account) -> bool:
+        """Is this step part of a sleeper's probe? When one is over, the next is planned."""
+        if self._num_steps >= account.probe_at + PROBE_STEPS:
+            account.probe_at = self._num_steps + self._pause(account)
+        return self._num_steps >= account.probe_at
+
+    def _pause(self, account: Account) -> int:
+        """Steps between two probes."""
+        allowed_s = PROBE_SHARE * self._step_s  # in each step
+        return PROBE_EVERY if allowed_s <= 0.0 else max(PROBE_EVERY, int(PROBE_STEPS * account.cost_s / allowed_s))
 
     def _close_step(self) -> None:
         now_s = self.clock()

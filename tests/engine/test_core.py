@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.core.draft_counts import DraftCounts
 from paceline.core.request import Request
 from tests.toy import EOS, VOCAB, run_all, toy_core, toy_request
 
@@ -57,7 +58,28 @@ def test_a_perfect_chain_takes_one_step_per_seven_tokens() -> None:
     assert state.metrics.mean_acceptance_length == 5.0
     assert state.metrics.accepted_per_position == [2] * 6
     assert state.metrics.draft_acceptance_rate == 1.0
+    assert state.metrics.num_wasted_tokens == 0 and state.metrics.draft_s > 0.0
+    assert state.metrics.by_member == {"oracle": DraftCounts(12, 12, [2] * 6)}
     assert state.request.token_sources == ["target", *(["oracle"] * 6 + ["bonus"]) * 2]
+
+
+def test_a_request_knows_what_each_member_did_for_it() -> None:
+    truth = plain(2, ignore_eos=True, max_tokens=40)
+    right, wrong = oracle(truth, 1.0, "chain"), oracle(truth, 0.0, "chain")
+    core = toy_core({"method": "merge", "members": [right, wrong], "node_budget": 8})
+    states = [core.add_request(job) for job in requests(2, ignore_eos=True, max_tokens=40)]
+    while core.has_requests:
+        core.step()
+    for state in states:
+        assert state.metrics is not None
+        members, metrics = state.metrics.by_member, state.metrics
+        assert members["oracle"].num_accepted_tokens == metrics.num_accepted_tokens > 0
+        assert members["oracle#2"].num_accepted_tokens == 0 < members["oracle#2"].num_wasted_tokens
+        assert sum(counts.num_draft_tokens for counts in members.values()) == metrics.num_draft_tokens
+    stats = core.speculator.stats()["merge"]["by_member"]
+    for name in ("oracle", "oracle#2"):
+        total = sum(state.metrics.by_member[name].num_draft_tokens for state in states if state.metrics)
+        assert stats[name]["num_draft_tokens"] == total
 
 
 @pytest.mark.parametrize("method", [None, "oracle"])

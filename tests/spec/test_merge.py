@@ -226,3 +226,28 @@ def test_several_draft_models_under_rule_r3() -> None:
     assert stats["accepted_per_position"][0] == stats["num_drafts"] > 0
     assert set(stats["by_member"]) == {"draft_model", "draft_model#2"}
     assert core.speculator.needs.draft_probs and VOCAB
+
+
+def test_the_dearer_a_sleeper_the_seldomer_it_is_probed() -> None:
+    """Probing takes a bounded share of the time, also of a member that costs half a step."""
+    asked = {}
+    for cost_s in (0.0001, 0.005):
+        use = Usefulness(["good", "useless"])
+        steps = 0
+        for _ in range(8000):
+            for name in use.worth_asking():
+                use.accounts[name].spent_s = cost_s if name == "useless" else 0.0001
+                steps += name == "useless" and not use.accounts[name].awake
+            use._step_s = 0.010
+            use.record([["good"]], 2)
+        asked[cost_s] = steps
+    assert asked[0.005] * 0.005 < 0.01 * 8000 * 0.010
+    assert asked[0.0001] >= 20 * PROBE_STEPS > asked[0.005] > 0
+
+
+def test_every_member_s_time_is_in_the_statistics() -> None:
+    spec = speculator({"method": "merge", "members": ["ngram", "suffix"], "node_budget": 12})
+    replay(spec, phrases(3, 80), phrases(3, 300))
+    stats = spec.stats()["merge"]
+    parts = [counts["draft_s"] for counts in stats["by_member"].values()]
+    assert all(part > 0.0 for part in parts) and sum(parts) < stats["draft_s"]

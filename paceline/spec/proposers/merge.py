@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from paceline.core.draft_counts import MEMBER_SEPARATOR
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.spec.credit import Credit, Guess, make_guess
 from paceline.spec.proposer import Budget, Proposer, StepContext, union
 from paceline.spec.services import Services
-from paceline.spec.statistics import MEMBER_SEPARATOR
 from paceline.spec.usefulness import Usefulness
 
 if TYPE_CHECKING:
