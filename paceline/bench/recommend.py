@@ -5,9 +5,11 @@ cells is clearly slower than plain; a setting that loses somewhere is recommende
 """
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.bench.analysis import PLAIN, Analysis, CellResult
+from paceline.bench.records import Record
 
 LOSS = 0.97  # a cell below this share of plain counts as a loss
 
@@ -33,6 +35,13 @@ def recommend(analysis: Analysis) -> dict[str, Any]:
         ),
         "judged": known,
     }
+
+
+def serve_options(records: Sequence[Record], advice: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of `paceline serve` for what was measured: the advice, and the model where it was only one."""
+    models = {record.get("backend", {}).get("model") for record in records} - {None}
+    options: dict[str, Any] = {"model": models.pop()} if len(models) == 1 else {}
+    return options | {"speculative_config": advice["speculative_config"]}
 
 
 def _judge(analysis: Analysis, setting: str) -> dict[str, Any] | None:

@@ -40,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     report = verbs.add_parser("report", help="one HTML page from records, and a configuration to serve with")
     report.add_argument("records", nargs="+", help="files written by sweep")
     report.add_argument("--out", default="report.html")
-    report.add_argument("--config-out", metavar="FILE", help="the recommended configuration, for serve --config")
+    report.add_argument(
+        "--config-out", metavar="FILE", help="the recommended options, for serve --config (default: beside --out)"
+    )
     report.add_argument("--title", default="Paceline benchmark")
     report.set_defaults(bench_run=_report)
     bench_claims.add_verbs(verbs)
@@ -210,15 +212,17 @@ def _report(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from paceline.bench.analysis import analyse
-    from paceline.bench.recommend import recommend
+    from paceline.bench.recommend import recommend, serve_options
     from paceline.bench.records import read_records
     from paceline.bench.report import report_html
 
     records = read_records(args.records)
     Path(args.out).write_text(report_html(records, args.title), encoding="utf-8")
     advice = recommend(analyse(records))
-    if args.config_out:
-        config = {"speculative_config": advice["speculative_config"]}
-        Path(args.config_out).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(advice) if args.json else f"{args.out}: {advice['reason']}")
+    config_file = Path(args.config_out) if args.config_out else Path(args.out).with_suffix(".config.json")
+    config_file.write_text(json.dumps(serve_options(records, advice), indent=2) + "\n", encoding="utf-8")
+    if args.json:
+        print(json.dumps(advice | {"config": str(config_file)}))
+    else:
+        print(f"{args.out}: {advice['reason']}\nto serve with it: paceline serve --config {config_file}")
     return 0

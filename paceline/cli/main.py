@@ -1,6 +1,7 @@
 """`paceline VERB ...`: one file per verb, loaded only when it is called, so that `--help` is instant.
 
-A verb's file has `add_arguments(parser)` and `run(args) -> exit code`, and imports what is heavy inside functions.
+A verb's file has `add_arguments(parser)` and `run(args) -> exit code`, and imports what is heavy inside functions. One
+that takes options from a file has `expand_arguments(arguments)` too, which writes them out.
 """
 
 import argparse
@@ -20,7 +21,7 @@ VERBS = {
     "lab": "the economics of speculation: expected tokens, speedup, cost",
     "serve": "an OpenAI-compatible server",
     "tune": "search settings that need measuring, such as the layers that self-speculation skips",
-    "train": "train a drafter for a model: eagle3, medusa, dflash, draft or a pool",
+    "train": "train a drafter for a model: eagle3, eagle, medusa, dflash, draft or a pool",
     "export": "write an EAGLE-3 drafter as a folder that vLLM loads",
     "models": "the models that are known by name, and which are on this disk",
     "doctor": "what this machine has, which kernels run, and what a pass of 1 to 64 rows costs",
@@ -29,9 +30,8 @@ VERBS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser(arguments[0] if arguments else None)
-    args = parser.parse_args(arguments)
     try:
+        args = _parser(arguments[0] if arguments else None).parse_args(_expanded(arguments))
         return int(args.run(args))
     except PacelineError as error:
         print(f"paceline: {error}", file=sys.stderr)
@@ -42,6 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output went away, as in `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _expanded(arguments: list[str]) -> list[str]:
+    if not arguments or arguments[0] not in VERBS:
+        return arguments
+    expand = getattr(importlib.import_module(f"paceline.cli.{arguments[0]}"), "expand_arguments", None)
+    return arguments if expand is None else [arguments[0], *expand(arguments[1:])]
 
 
 def _parser(chosen: str | None) -> argparse.ArgumentParser:

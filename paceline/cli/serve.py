@@ -1,11 +1,13 @@
 """`paceline serve`: the OpenAI-compatible server.
 
-paceline serve smollm2-135m --spec-method ngram --port 8000
+paceline serve smollm2-135m --port 8000
+paceline serve --config config.json       options from a file, such as the one that `paceline bench report` recommends
 """
 
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 
 from paceline.cli.options import (
     add_model_arguments,
@@ -19,6 +21,7 @@ API_KEY_VARIABLE = "PACELINE_API_KEY"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="MODEL", help="the same as --model")
+    parser.add_argument("--config", metavar="FILE", help="options by name, JSON or YAML; the command line wins")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (0.0.0.0: all of them)")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--served-model-name", action="append", default=[], help="name for clients; may be repeated")
@@ -28,6 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_speculation_arguments(parser)
     _add_engine(parser.add_argument_group("engine"))
     _add_protection(parser.add_argument_group("protection"))
+
+
+def expand_arguments(arguments: Sequence[str]) -> list[str]:
+    """With the options of `--config FILE` written out."""
+    from paceline.cli.config_file import expand
+
+    return expand(arguments, add_arguments)
 
 
 def _add_engine(group: argparse._ArgumentGroup) -> None:

@@ -89,6 +89,8 @@ def test_report_and_configuration_from_the_command_line(tmp_path: Path, capsys: 
     assert "suffix:8 has the best mean speedup" in capsys.readouterr().out
     assert page.read_text().startswith("<!doctype html>")
     assert json.loads(config.read_text())["speculative_config"]["method"] == "suffix"
+    assert call("report", str(runs), "--out", str(page)) == 0  # without a name it lies beside the page
+    assert (tmp_path / "report.config.json").read_text() == config.read_text()
     with pytest.raises(InvalidOptionError, match="no records at"):
         call("report", str(tmp_path / "missing.jsonl"))
 

@@ -1,0 +1,86 @@
+"""`serve --config FILE`: the file's options stand in front of the command line's, and mistakes are explained."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.cli.main import main
+from tests.cli.test_serve_verb import started  # noqa: F401
+
+OPTIONS: dict[str, Any] = {
+    "model": "some-model",
+    "port": 9000,
+    "max-num-seqs": 5,
+    "no_prefix_caching": True,
+    "log_prompts": False,
+    "max_prompt_tokens": None,
+    "served_model_name": ["a", "b"],
+    "speculative_config": {"method": "suffix", "num_speculative_tokens": 8},
+}
+
+
+def write(folder: Path, options: Any, name: str = "serve.json") -> str:
+    path = folder / name
+    path.write_text(options if isinstance(options, str) else json.dumps(options))
+    return str(path)
+
+
+def test_a_file_is_as_good_as_typing(tmp_path: Path, started: dict[str, Any]) -> None:  # noqa: F811
+    assert main(["serve", "--config", write(tmp_path, OPTIONS)]) == 0
+    assert started["model"] == "some-model" and started["port"] == 9000
+    assert started["options"]["max_num_seqs"] == 5 and started["options"]["enable_prefix_caching"] is False
+    assert started["config"].model_names == ("a", "b") and not started["config"].log_prompts
+    assert started["speculative"] == OPTIONS["speculative_config"]
+
+
+def test_yaml_says_the_same(tmp_path: Path, started: dict[str, Any]) -> None:  # noqa: F811
+    text = "port: 9000\nspeculative_config:\n  method: suffix\n  num_speculative_tokens: 8\n"
+    assert main(["serve", f"--config={write(tmp_path, text, 'serve.yaml')}"]) == 0
+    assert started["port"] == 9000 and started["speculative"] == OPTIONS["speculative_config"]
+
+
+def test_the_command_line_wins_on_either_side_of_the_file(tmp_path: Path, started: dict[str, Any]) -> None:  # noqa: F811
+    path = write(tmp_path, OPTIONS)
+    for arguments in (["--port", "8000", "--config", path], ["--config", path, "--port", "8000"]):
+        main(["serve", *arguments, "--spec-method", "none"])
+        assert started["port"] == 8000 and started["options"]["max_num_seqs"] == 5
+        assert started["speculative"] == {"method": "none"}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ({"prot": 9000}, "Did you mean 'port'"),
+        ({"config": "other.json"}, "unknown key 'config'"),
+        ([1], "options by name"),
+        ({"no_prefix_caching": "yes"}, "true or false"),
+        ({"port": True}, "takes a value"),
+        ({"port": [1, 2]}, "one value"),
+        ("port = 9000", "is not JSON"),
+    ],
+    ids=str,
+)
+def test_a_wrong_file_is_explained(
+    tmp_path: Path,
+    started: dict[str, Any],  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+    content: Any,
+    says: str,
+) -> None:
+    assert main(["serve", "--config", write(tmp_path, content)]) == 2
+    assert says in capsys.readouterr().err and not started
+
+
+def test_a_missing_file_and_broken_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--config", str(tmp_path / "nothing.json")]) == 2
+    assert "cannot read" in capsys.readouterr().err
+    assert main(["serve", "--config", write(tmp_path, "a: [1", "serve.yml")]) == 2
+    assert "is not YAML" in capsys.readouterr().err
+
+
+def test_values_are_checked_as_if_they_were_typed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--config", write(tmp_path, {"port": "many"})])
+    assert "invalid int value: 'many'" in capsys.readouterr().err
