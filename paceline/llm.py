@@ -4,6 +4,8 @@
 >>> llm = LLM("smollm2-135m", speculative_config={"method": "ngram", "num_speculative_tokens": 4})
 >>> llm.generate("The capital of France is", SamplingParams(temperature=0))[0].outputs[0].text
 
+Without `speculative_config` the method is `auto`, which speculates where it pays; {"method": "none"} decodes plainly.
+
 `LLM` runs the engine in the calling thread. `AsyncLLM` runs it in a thread of its own and hands out async streams.
 """
 

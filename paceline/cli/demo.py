@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=args.json, highlight=False)
     if not console.is_terminal:
         console.width = 120  # a log file wraps nothing
-    config = options.speculative_config(args) or {"method": "ngram", "num_speculative_tokens": 4}
+    config = options.speculative_config(args) or {"method": "auto"}
     args.speculative_config, args.spec_method, args.spec_model, args.spec_tokens = json.dumps(config), None, None, None
     console.print(f"[bold]paceline demo[/bold]  {args.model}, drafting with {config['method']}")
     llm = options.make_llm(args)

@@ -1,5 +1,6 @@
 """From a model's name to a running engine: load, size the KV pool, wire the parts together."""
 
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,12 +12,17 @@ from paceline.engine.config import EngineConfig, ResolvedConfig, resolve_config
 from paceline.engine.core import EngineCore
 from paceline.engine.processor import Processor
 from paceline.engine.scheduler import SchedulerConfig
+from paceline.errors import PacelineError
 from paceline.kv.storage import allocate_kv
 from paceline.models.loader import LoadedModel, load_model
 from paceline.spec.config import SpeculativeConfig
 from paceline.spec.services import Services
 from paceline.spec.speculator import Speculator
 from paceline.verify import make_verifier
+
+logger = logging.getLogger("paceline")
+
+DEFAULT_SPECULATION = {"method": "auto"}  # when the user says nothing; {"method": "none"} is plain decoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,8 @@ def build_engine(
     seed: int | None = None,
     **model_options: Any,  # of models.loader.load_model
 ) -> Engine:
-    speculative = SpeculativeConfig.parse(speculative_config)  # before the model: a typo should not cost a load
+    given = DEFAULT_SPECULATION if speculative_config is None else speculative_config
+    speculative = SpeculativeConfig.parse(given)  # before the model: a typo should not cost a load
     loaded = load_model(model, **model_options) if isinstance(model, str) else model
     decoder = loaded.decoder
     config = resolve_config(
@@ -45,19 +52,17 @@ def build_engine(
     )
     num_slots = config.num_kv_blocks * config.block_size
     kv_cache = allocate_kv(decoder.config, num_slots, decoder.dtype, decoder.device)
-    speculator = Speculator(
-        speculative,
-        Services(
-            vocab_size=decoder.config.vocab_size,
-            max_model_len=config.max_model_len,
-            block_size=config.block_size,
-            num_slots=num_slots,
-            device=decoder.device,
-            decoder=decoder,
-            kv_cache=kv_cache,
-            tokenizer=loaded.tokenizer,
-        ),
+    services = Services(
+        vocab_size=decoder.config.vocab_size,
+        max_model_len=config.max_model_len,
+        block_size=config.block_size,
+        num_slots=num_slots,
+        device=decoder.device,
+        decoder=decoder,
+        kv_cache=kv_cache,
+        tokenizer=loaded.tokenizer,
     )
+    speculator = make_speculator(speculative, services, may_fall_back=speculative_config is None)
     core = EngineCore(
         model=decoder,
         text_decoder=loaded.tokenizer,
@@ -77,6 +82,17 @@ def build_engine(
         seed,
     )
     return Engine(core, processor, loaded, config)
+
+
+def make_speculator(config: SpeculativeConfig | None, services: Services, *, may_fall_back: bool) -> Speculator:
+    """`may_fall_back`: nobody asked for this method, so a target that it cannot work with is decoded plainly."""
+    try:
+        return Speculator(config, services)
+    except (PacelineError, RuntimeError) as error:
+        if not may_fall_back or config is None:
+            raise
+        logger.warning("speculation is off: %r does not work here (%s)", config.method, error)
+        return Speculator({"method": "none"}, services)
 
 
 def available_memory_bytes(device: torch.device) -> int:

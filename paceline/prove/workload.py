@@ -60,7 +60,7 @@ class Workload:
     def engine(self, speculative: Mapping[str, Any] | None = None, **options: Any) -> LLM:
         longest = max(map(len, self.prompts)) + self.max_tokens
         sizes = {"max_model_len": longest + 8, "kv_cache_memory_bytes": 256 << 20}
-        return LLM(self.model, speculative, **(sizes | options))
+        return LLM(self.model, speculative or {"method": "none"}, **(sizes | options))
 
     def run(self, llm: LLM, on_step: Callable[[int, int], None] | None = None) -> list[RequestOutput]:
         return llm.generate([prompt for prompt, _ in self.cases], self.params(), on_step=on_step)

@@ -68,7 +68,9 @@ def _takes_prediction(engine: SpeculativeConfig | None) -> bool:
     """The engine's own method already makes use of a prediction, as a member."""
     if engine is None:
         return False
-    members = engine.options.get("members", ())
+    if engine.method == "auto" and engine.options["members"] is None:
+        return True
+    members = engine.options.get("members") or ()
     return engine.method == "prediction" or any(member.method == "prediction" for member in members)
 
 

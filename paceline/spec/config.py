@@ -14,7 +14,7 @@ from typing import Any, Union
 from paceline.errors import InvalidOptionError
 from paceline.spec.method import Method
 from paceline.spec.options import choice, refuse_unknown, resolve
-from paceline.spec.proposers import PROPOSERS
+from paceline.spec.proposers import PROPOSERS, TRAINING_FREE
 from paceline.verify.pairing import CHAIN_RULES, check_pairing
 
 REJECTION_SAMPLE_METHODS = ("sample_match", "rejection", "multi_step", "block", "spechub", "typical")
@@ -79,6 +79,8 @@ def _method_of(given: Mapping[str, Any]) -> str:
 def _fill(row: Method, given: Mapping[str, Any], rule: str) -> dict[str, Any]:
     """What was given, and the defaults that depend on it."""
     filled = {key: value for key, value in given.items() if value is not None}
+    if row.default("members") is None and "members" in row.options and rule in CLASSIC_RULES:
+        filled.setdefault("members", TRAINING_FREE)  # they need drafts that are fixed
     if row.derive is not None:
         filled = row.derive(filled)
     if "draft_sampling" in row.options and rule in CLASSIC_RULES:
@@ -95,7 +97,7 @@ def _check_rule(row: Method, options: Mapping[str, Any], rule: str) -> None:
     """Refuse a rule that would be wrong for this method's drafts."""
     if rule not in CLASSIC_RULES:
         return  # exact for any draft, or lossy by choice
-    for member in options.get("members", ()):
+    for member in options.get("members") or ():
         _check_rule(PROPOSERS[member.method], member.options, rule)
     sampling = options.get("draft_sampling") or "greedy"
     kind = "fixed" if sampling == "greedy" else sampling

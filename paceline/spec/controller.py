@@ -14,6 +14,7 @@ the output does not depend on which nodes were offered.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -22,10 +23,10 @@ from paceline.core.request import Request, RequestStatus
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.spec.controller_cost import PassCostModel, calibrate
+from paceline.spec.controller_members import MemberChoice
 from paceline.spec.controller_select import Selection, path_chances, select, shifted
 from paceline.spec.proposer import Budget, StepContext
 from paceline.spec.services import Services
-from paceline.spec.usefulness import Usefulness
 
 if TYPE_CHECKING:
     from paceline.spec.config import SpeculativeConfig
@@ -73,12 +74,15 @@ class AutoProposer:
         services: Services,
         largest: Budget,
         *,
-        members: "Sequence[SpeculativeConfig]",
+        members: "Sequence[SpeculativeConfig] | None" = None,  # None: all that this target has
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        from paceline.spec.members import available_members  # reads the methods' table, which has a row for this file
         from paceline.spec.proposers.merge import MergeProposer
 
-        self.drafters = MergeProposer(services, largest, members=members)
+        chosen = available_members(services, largest) if members is None else members
+        self.drafters = MergeProposer(services, largest, members=chosen)
+        self.choice = self.drafters.usefulness = MemberChoice(self.drafters.members)
         self.needs = self.drafters.needs
         self.clock = clock
         self.cost = PassCostModel(calibrate(services))
@@ -94,11 +98,12 @@ class AutoProposer:
         self._own_s = 0.0
         self._last: Selection | None = None
         self._last_batch = 0
+        self._reasons: Counter[str] = Counter()  # why steps went as they did
 
     @property
-    def usefulness(self) -> Usefulness:
+    def usefulness(self) -> MemberChoice:
         """Which members are worth asking at all."""
-        return self.drafters.usefulness
+        return self.choice
 
     def check_params(self, params: SamplingParams) -> None:
         self.drafters.check_params(params)
@@ -120,7 +125,8 @@ class AutoProposer:
         begin_s = self.clock()
         num_running = sum(p.request.status is RequestStatus.RUNNING for p in step.passes)
         num_requests = max(num_running, len(step.requests))
-        asked = self._whom_to_ask(step.requests, num_requests)
+        dear = self.choice.begin_step(num_requests)
+        asked = list(range(len(step.requests))) if dear else self._whom_to_ask(step.requests)
         drafted, draft_s = self._ask(step, budgets, asked)
         trees = self._choose(step.requests, asked, drafted, num_requests)
         self._handed_over_s = self.clock()
@@ -141,7 +147,8 @@ class AutoProposer:
             "trust": self._trust,
             "shared_bias": self._shared_bias,
             "pass_cost_s": self.cost.table(),
-            "members_awake": [name for name, account in self.usefulness.accounts.items() if account.awake],
+            "members": self.choice.report(),
+            "reasons": dict(self._reasons),
             "last_decision": self._reason(),
         }
 
@@ -163,7 +170,11 @@ class AutoProposer:
         self._kept_promises = TRUST_MEMORY * self._kept_promises + (accepted if self._expected else 0.0)
         if not decodes or elapsed_s <= 0.0 or any(p.num_committed > 1 for p in step.passes):
             return  # prompt rows have a price of their own
-        self.cost.observe(sum(len(p.rows) for p in step.passes), elapsed_s)
+        num_rows = sum(len(p.rows) for p in step.passes)
+        self.cost.observe(num_rows, elapsed_s)
+        plain_s = self.cost.at(len(decodes))
+        row_s = (self.cost.at(num_rows) - plain_s) / max(1, num_rows - len(decodes))
+        self.choice.judge(decodes, plain_s / len(decodes), row_s, elapsed_s)
         self._allowance_s = min(MAX_ALLOWANCE_S, self._allowance_s + ALLOWANCE * elapsed_s)
 
     def _learn_bias(self, record: RequestRecord, new_token_ids: Sequence[int]) -> None:
@@ -191,14 +202,11 @@ class AutoProposer:
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    def _whom_to_ask(self, requests: Sequence[Request], num_requests: int) -> list[int]:
+    def _whom_to_ask(self, requests: Sequence[Request]) -> list[int]:
         """Indices of the requests whose drafters are asked now."""
         asked = []
         for i, request in enumerate(requests):
-            record = self._records.get(request.request_id)
-            if record is None:
-                record = self._records[request.request_id] = RequestRecord(self._typical_value_s)
-                record.sleep = 0 if self._typical_value_s > self._draft_s else FIRST_SLEEP
+            record = self._record(request)
             if record.sleep == 0:
                 asked.append(i)
                 continue
@@ -208,16 +216,26 @@ class AutoProposer:
                 asked.append(i)
         return asked
 
+    def _record(self, request: Request) -> RequestRecord:
+        record = self._records.get(request.request_id)
+        if record is None:
+            record = self._records[request.request_id] = RequestRecord(self._typical_value_s)
+            record.sleep = 0 if self._typical_value_s > self._draft_s else FIRST_SLEEP
+        return record
+
     def _ask(self, step: StepContext, budgets: Sequence[Budget], asked: Sequence[int]) -> tuple[list[DraftTree], float]:
         if not asked:
             return [], 0.0
         begin_s = self.clock()
         part = replace(step, requests=[step.requests[i] for i in asked])
-        records = [self._records[request.request_id] for request in part.requests]
+        records = [self._record(request) for request in part.requests]
+        dear_before_s = self.choice.dear_seconds()
         trees = self.drafters.propose(part, [r.budget(budgets[i]) for r, i in zip(records, asked, strict=True)])
         spent_s = self.clock() - begin_s
+        # Dear members are judged by themselves: a request sleeps when the others do not pay for it.
+        cheap_s = spent_s - (self.choice.dear_seconds() - dear_before_s)
         rate = VALUE_RATE if self._totals["asked"] else 1.0
-        self._draft_s += rate * (spent_s / len(asked) - self._draft_s)
+        self._draft_s += rate * (cheap_s / len(asked) - self._draft_s)
         self._totals["asked"] += len(asked)
         self._totals["drafted_nodes"] += sum(len(tree) for tree in trees)
         return trees, spent_s
@@ -228,6 +246,7 @@ class AutoProposer:
         trees = [EMPTY_TREE] * len(requests)
         if not asked:
             self._expected = 0.0
+            self._reasons["asleep" if requests else "no_decoding"] += 1
             return trees
         records = [self._records[requests[i].request_id] for i in asked]
         trust = min(1.25, self._trust)
@@ -242,7 +261,12 @@ class AutoProposer:
         if due and selection.num_nodes == 0 and 0.0 < selection.loss_s <= self._allowance_s:
             self._allowance_s -= selection.loss_s
             self._totals["tried_at_a_loss"] += 1
+            self._reasons["probe"] += 1
             selection = select(chances, num_requests, self.cost, MARGIN, force=True)
+        elif selection.num_nodes:
+            self._reasons["pays"] += 1
+        else:
+            self._reasons["too_dear" if any(chances) else "nothing_drafted"] += 1
         self._last, self._last_batch = selection, num_requests
         self._expected = sum(selection.gains) / max(trust, 1e-6)
         self._totals["offered_nodes"] += selection.num_nodes

@@ -34,7 +34,7 @@ def check(model: LoadedModel, num_prompts: int, shape: Any, max_tokens: int = 10
     ]
     texts = [text for text, _, _ in cases]
     sizes: dict[str, Any] = {"kv_cache_memory_bytes": 400 << 20, "max_model_len": 128}
-    plain = LLM(model, **sizes).generate(texts, params)
+    plain = LLM(model, {"method": "none"}, **sizes).generate(texts, params)
     sequences = [output.prompt_token_ids + output.outputs[0].token_ids for output in plain]
     oracle = {"method": "oracle", "sequences": sequences, "accuracy": 0.7, "shape": shape, "num_speculative_tokens": 5}
     found = LLM(model, oracle | {"node_budget": 12}, **sizes).generate(texts, params)

@@ -23,6 +23,7 @@ from paceline.spec.proposer import Proposer
 from paceline.spec.services import Services
 
 NOT_MEMBERS = ("none", "merge", "auto", "lookahead")
+TRAINING_FREE = ("prediction", "ngram", "suffix", "recycling")  # members that any target has
 
 
 def _check_ngram(options: Mapping[str, Any]) -> None:
@@ -216,7 +217,8 @@ PROPOSERS: dict[str, Method] = {
     "auto": Method(
         "paceline.spec.controller:AutoProposer",
         "as merge, but each step drafts only what pays by the costs and acceptance measured so far",
-        size(16, 24) | {"members": Option(("prediction", "suffix"), _members, "names or configurations")},
+        size(16, 24)
+        | {"members": Option(None, optional(_members), "names or configurations; without: all this target has")},
         derive=_share_size,
         per_request=False,  # it measures the model before anything runs
     ),

@@ -1,0 +1,134 @@
+"""Which members `auto` asks: the cheap ones always, a dear one only as long as it pays for itself.
+
+A member that reads logits or hidden states takes time for every row or level, so it has to earn it. Its profit in a
+step is what the tokens that only it brought would have cost plainly, less the rows of its own nodes, less its own time,
+all of it as it really came out. A dear member starts with a short trial; where that loses, the next one comes later and
+later, so that all trials together stay a small share of the time, or at once when the batch has become much smaller.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.core.draft_counts import MEMBER_SEPARATOR
+from paceline.spec.proposer import Proposer, RequestPass
+from paceline.spec.usefulness import Usefulness
+
+TRIAL_STEPS = 8
+WARM_UP_STEPS = 2  # of a trial: the first steps take in what was missed, and are not judged
+MEMORY_STEPS = 16.0  # over which a member that is awake is judged
+FIRST_PAUSE, LONGEST_PAUSE = 96, 1536  # steps between two trials
+TRIAL_SHARE = 0.005  # of the elapsed time, that trials which lose may take
+
+
+@dataclass(slots=True)
+class DearMember:
+    """What is known of a member that costs time."""
+
+    awake: bool = False
+    profit_s: float = 0.0  # per step in which it was asked
+    spent_s: float = 0.0  # since the last step was judged
+    num_judged: int = 0  # steps of this trial, or since it woke
+    next_trial: int = 0  # step
+    pause: int = FIRST_PAUSE
+    tried_with: int = 0  # requests in the batch of the last trial
+
+    @property
+    def on_trial(self) -> bool:
+        return not self.awake and self.num_judged > 0
+
+
+class MemberChoice(Usefulness):
+    """Takes the place of merge's own judgement, because the controller knows what rows and tokens cost."""
+
+    def __init__(self, members: Mapping[str, Proposer]) -> None:
+        super().__init__(list(members))
+        self.dear = {
+            name: DearMember() for name, member in members.items() if member.needs.logits or member.needs.hidden_layers
+        }
+        self._step = 0
+        self._step_s = 0.0
+
+    @contextmanager
+    def timed(self, member: str) -> Iterator[None]:
+        account = self.accounts[member]
+        before_s = account.total_s
+        with super().timed(member):
+            yield
+        if member in self.dear:
+            self.dear[member].spent_s += account.total_s - before_s
+
+    def dear_seconds(self) -> float:
+        """Host time spent on dear members so far."""
+        return sum(self.accounts[name].total_s for name in self.dear)
+
+    def report(self) -> dict[str, Any]:
+        """Member -> asked now or not, why, and its figures; for statistics and the server's page."""
+        figures: dict[str, Any] = {}
+        for name, account in self.accounts.items():
+            member = self.dear.get(name)
+            state = "cheap" if member is None else "pays" if member.awake else "trial" if member.on_trial else "asleep"
+            figures[name] = {"asked": account.awake, "state": state, "seconds": account.total_s}
+            if member is not None:
+                figures[name]["profit_s_per_step"] = member.profit_s
+        return figures
+
+    def begin_step(self, num_requests: int) -> bool:
+        """Decide whom to ask; True where a dear member is to be asked for every request."""
+        self._step += 1
+        for name, member in self.dear.items():
+            fewer = 2 * num_requests <= member.tried_with
+            if not member.awake and not member.on_trial and (self._step >= member.next_trial or fewer):
+                member.num_judged, member.profit_s, member.tried_with = 1, 0.0, num_requests
+            self.accounts[name].awake = member.awake or member.on_trial
+        return any(member.awake or member.on_trial for member in self.dear.values())
+
+    def worth_asking(self) -> list[str]:
+        self._asked = [name for name, account in self.accounts.items() if account.awake]
+        return self._asked
+
+    def record(self, hits: Sequence[Sequence[str]], num_tokens: int) -> None:
+        """Merge's verdict on what was drafted; judged here instead is what was offered."""
+
+    def judge(self, passes: Sequence[RequestPass], token_s: float, row_s: float, step_s: float) -> None:
+        """`token_s`: what a token costs plainly; `row_s`: what one more row cost in the last pass."""
+        self._step_s += (step_s - self._step_s) / min(self._step + 1, MEMORY_STEPS)
+        for name, member in self.dear.items():
+            cost_s, member.spent_s = member.spent_s, 0.0
+            if not (member.awake or member.on_trial) or name not in self._asked:
+                continue
+            gain_s = sum(_gain_s(one, name, token_s, row_s) for one in passes)
+            self._settle(member, gain_s - cost_s)
+
+    def _settle(self, member: DearMember, profit_s: float) -> None:
+        member.num_judged += 1
+        judged = member.num_judged - 1 - (0 if member.awake else WARM_UP_STEPS)
+        if judged < 1:
+            return
+        member.profit_s += (profit_s - member.profit_s) / min(judged, MEMORY_STEPS)
+        if member.on_trial and judged >= TRIAL_STEPS - WARM_UP_STEPS:
+            member.awake = member.profit_s > 0.0
+            if member.awake:
+                member.pause = FIRST_PAUSE
+            else:
+                self._send_to_sleep(member)
+        elif member.awake and judged >= MEMORY_STEPS / 2 and member.profit_s < 0.0:
+            self._send_to_sleep(member)
+
+    def _send_to_sleep(self, member: DearMember) -> None:
+        member.awake, member.num_judged = False, 0
+        loss_s = TRIAL_STEPS * max(0.0, -member.profit_s)
+        affordable = int(loss_s / max(1e-9, TRIAL_SHARE * self._step_s))
+        member.next_trial = self._step + min(LONGEST_PAUSE, max(member.pause, affordable))
+        member.pause = min(LONGEST_PAUSE, 2 * member.pause)
+
+
+def _gain_s(verified: RequestPass, name: str, token_s: float, row_s: float) -> float:
+    """What the nodes that only this member drafted brought, less their rows."""
+    members = verified.draft.members
+    if not verified.draft or members is None:
+        return 0.0
+    alone = [names.split(MEMBER_SEPARATOR) == [name] for names in members]
+    accepted = verified.accepted[: len(verified.new_token_ids)]
+    return token_s * sum(alone[node] for node in accepted) - row_s * sum(alone)

@@ -1,0 +1,52 @@
+"""Who drafts for `auto` when nobody says: everything useful that this target has.
+
+The training-free methods work on any target. The shipped EAGLE-3 drafter joins where one fits the target; it is found
+by itself. A drafter with a network takes time for every level it drafts, so it gets a small tree; the others cost next
+to nothing and may fill whatever `auto` may offer.
+"""
+
+import logging
+from typing import Any
+
+from paceline.errors import ModelLoadError
+from paceline.models.drafters.load import find_shipped
+from paceline.spec.config import SpeculativeConfig
+from paceline.spec.proposer import Budget
+from paceline.spec.proposers import TRAINING_FREE
+from paceline.spec.services import Services
+
+logger = logging.getLogger("paceline")
+
+EAGLE3_SIZE = Budget(num_nodes=8, max_depth=4)
+
+
+def available_members(services: Services, largest: Budget) -> list[SpeculativeConfig]:
+    """Configurations of the members for this target, none of them larger than `largest`."""
+    members = [_member(method, largest) for method in TRAINING_FREE]
+    if _has_shipped("eagle3", services):
+        members.append(_member("eagle3", _smaller(EAGLE3_SIZE, largest)))
+    logger.debug("auto drafts with %s", ", ".join(member.method for member in members))
+    return members
+
+
+def _member(method: str, size: Budget) -> SpeculativeConfig:
+    config = SpeculativeConfig.parse(
+        {"method": method, "num_speculative_tokens": size.max_depth, "node_budget": size.num_nodes}
+    )
+    assert config is not None
+    return config
+
+
+def _smaller(one: Budget, other: Budget) -> Budget:
+    return Budget(min(one.num_nodes, other.num_nodes), min(one.max_depth, other.max_depth))
+
+
+def _has_shipped(kind: str, services: Services) -> bool:
+    decoder: Any = services.decoder
+    if not hasattr(decoder, "vocabulary_rows"):  # the drafter shares the target's embedding
+        return False
+    try:
+        find_shipped(kind, decoder.config)
+    except ModelLoadError:
+        return False
+    return True
