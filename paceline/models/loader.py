@@ -60,6 +60,8 @@ def load_model(
         raise InvalidOptionError(f"num_threads must be at least 1, but is {num_threads}")
     path = resolve_model(model, progress=not quiet)
     quantization = _quantization(quantization, path, dtype, use_native)
+    if dtype == "auto" and quantization:
+        torch_dtype = torch.float16  # keys and values: finer than the weights, at half the bytes of float32
     config = load_config(path)
     tokenizer = load_tokenizer(path)
     weights = load_weights(path, config, keep_quantized=quantization == "gguf")

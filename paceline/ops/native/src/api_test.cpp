@@ -50,13 +50,15 @@ void pl_test_attention(const float* q, const void* kv_layer, const int32_t* slot
   for (int row = 0; row < rows; row++) {
     const int32_t* own = slots + cu_slots[row];
     const int length = cu_slots[row + 1] - cu_slots[row], context = length - tails[row];
-    const KeyList list{own, own + context, context, window ? std::max(0, length - window) : 0, length};
-    std::vector<float> scratch(attention_scratch(1, group, head_dim, length));
+    std::vector<int32_t> places(tails[row]);
+    for (int i = 0; i < tails[row]; i++) places[i] = i;
+    const KeyList list{own, own + context, places.data(), context, window ? std::max(0, length - window) : 0, length};
+    std::vector<float> scratch(attention_scratch(1, group, head_dim, length, tails[row]));
     for (int head = 0; head < kv_heads; head++) {
       const size_t at = ((size_t)row * heads + (size_t)head * group) * head_dim;
       const size_t offset = (size_t)head * head_dim * element;
-      kernels().attention({q + at, &list, out + at, 0, 0, 1, group, head_dim, keys + offset, values + offset,
-                           slot_stride, kv_format, scale, scratch.data()});
+      kernels().attention({q + at, &list, out + at, 0, 0, 1, group, own + context, tails[row], head_dim,
+                           keys + offset, values + offset, slot_stride, kv_format, scale, scratch.data()});
     }
   }
 }

@@ -25,6 +25,7 @@ const uint8_t* group_data(const Matrix& w, int group) { return w.data + (size_t)
 
 struct AttentionItem {
   int row, rows, kv_head;
+  int first_node, num_nodes;  // the rows' ancestors are among these rows of the pass
 };
 
 class Pass {
@@ -109,7 +110,8 @@ class Pass {
   const Kernels& k_;
   int threads_;
   std::vector<Taken> taken_;  // [2][threads]
-  std::vector<int32_t> slots_, tails_;
+  std::vector<int32_t> slots_, tails_, tail_nodes_;
+  std::vector<int> first_nodes_;  // [requests]: its first row that is a tree node, or its end
   std::vector<KeyList> lists_;  // [rows], with first = 0: windows are a layer's matter
   std::vector<AttentionItem> items_;
   size_t scratch_floats_ = 0;
@@ -135,15 +137,24 @@ void Pass::build_key_lists() {
       for (int at = row; at >= 0; at = b_.parents[at]) depth++;
     tail_begins[row + 1] = tail_begins[row] + depth;
   }
+  first_nodes_.resize(b_.num_requests);
+  for (int r = 0; r < b_.num_requests; r++) {
+    first_nodes_[r] = b_.cu_query[r];
+    while (first_nodes_[r] < b_.cu_query[r + 1] && !b_.is_node[first_nodes_[r]]) first_nodes_[r]++;
+  }
   tails_.resize(tail_begins[b_.num_rows]);
+  tail_nodes_.resize(tails_.size());
   lists_.resize(b_.num_rows);
   for (int row = 0; row < b_.num_rows; row++) {
     const int depth = (int)(tail_begins[row + 1] - tail_begins[row]);
     int at = row;
-    for (int i = depth - 1; i >= 0; i--, at = b_.parents[at]) tails_[tail_begins[row] + i] = b_.slot_mapping[at];
+    for (int i = depth - 1; i >= 0; i--, at = b_.parents[at]) {
+      tails_[tail_begins[row] + i] = b_.slot_mapping[at];
+      tail_nodes_[tail_begins[row] + i] = at - first_nodes_[b_.req_ids[row]];
+    }
     const int context = b_.context_lens[row];
-    lists_[row] = {slots_.data() + begins[b_.req_ids[row]], tails_.data() + tail_begins[row], context, 0,
-                   context + depth};
+    lists_[row] = {slots_.data() + begins[b_.req_ids[row]], tails_.data() + tail_begins[row],
+                   tail_nodes_.data() + tail_begins[row], context, 0, context + depth};
   }
 }
 
@@ -165,14 +176,18 @@ int Pass::attention_tile() const {
 
 void Pass::build_attention_items() {
   const int tile = attention_tile();
+  int most_nodes = 0;
   for (int r = 0; r < b_.num_requests; r++)
-    for (int row = b_.cu_query[r]; row < b_.cu_query[r + 1]; row += tile)
-      for (int head = 0; head < c_.num_kv_heads; head++)
-        items_.push_back({row, std::min(tile, b_.cu_query[r + 1] - row), head});
+    for (int row = b_.cu_query[r]; row < b_.cu_query[r + 1]; row += tile) {
+      const int rows = std::min(tile, b_.cu_query[r + 1] - row);
+      const int nodes = std::max(0, row + rows - first_nodes_[r]);  // a parent comes before its children
+      most_nodes = std::max(most_nodes, nodes);
+      for (int head = 0; head < c_.num_kv_heads; head++) items_.push_back({row, rows, head, first_nodes_[r], nodes});
+    }
   int longest = 0;
   for (const KeyList& list : lists_) longest = std::max(longest, list.length);
   // One scratch serves attention and, at other times, a tile of two products.
-  scratch_floats_ = std::max(attention_scratch(tile, c_.num_heads / c_.num_kv_heads, c_.head_dim, longest),
+  scratch_floats_ = std::max(attention_scratch(tile, c_.num_heads / c_.num_kv_heads, c_.head_dim, longest, most_nodes),
                              (size_t)2 * kRowTile * 2 * kPanel);
   scratch_floats_ = (scratch_floats_ + 31) / 16 * 16;
 }
@@ -335,8 +350,9 @@ void Pass::Worker::attend(const Layer& layer, int index) {
     const size_t head_bytes = (size_t)item.kv_head * dim * element;
     p.k_.attention({p.m_.qkv.get() + (size_t)item.row * p.m_.qkv_size() + column, lists,
                     out.x + (size_t)item.row * out.stride + column, (size_t)p.m_.qkv_size(), (size_t)out.stride,
-                    item.rows, heads, dim, p.kv(index, 0) + head_bytes, p.kv(index, 1) + head_bytes,
-                    (size_t)p.m_.kv_size(), p.c_.kv_format, 1.0f / sqrtf((float)dim), scratch()});
+                    item.rows, heads, p.b_.slot_mapping + item.first_node, item.num_nodes, dim,
+                    p.kv(index, 0) + head_bytes, p.kv(index, 1) + head_bytes, (size_t)p.m_.kv_size(),
+                    p.c_.kv_format, 1.0f / sqrtf((float)dim), scratch()});
     if (!quantize_here) return;
     for (int row = item.row; row < item.row + item.rows; row++)
       for (int b = 0; b < span / kBlock; b++)

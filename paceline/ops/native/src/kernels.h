@@ -45,6 +45,7 @@ struct Activations {
 struct KeyList {
   const int32_t* slots;
   const int32_t* tail;
+  const int32_t* tail_nodes;       // the same as places in the task's node_slots
   int context_len, first, length;  // positions [first, length) are attended to
 };
 
@@ -56,6 +57,8 @@ struct AttentionTask {
   float* out;           // like q, rows out_stride apart
   size_t q_stride, out_stride;
   int rows, heads;      // heads that share this key/value head
+  const int32_t* node_slots;  // the tree nodes among which all rows' tails are found
+  int num_nodes;
   int head_dim;
   const void* key_cache;    // [slot][slot_stride], at this head
   const void* value_cache;
@@ -65,8 +68,11 @@ struct AttentionTask {
   float* scratch;           // attention_scratch(...) floats
 };
 
-static constexpr size_t attention_scratch(int rows, int heads, int head_dim, int max_length) {
-  return (size_t)16 * head_dim + (size_t)rows * heads * (head_dim + round_up(max_length, 16)) + 16;
+constexpr int kMostKeyBlocks = 2;  // of 16 keys, transposed at a time
+
+static constexpr size_t attention_scratch(int rows, int heads, int head_dim, int max_length, int num_nodes) {
+  const size_t per_query = (size_t)head_dim + round_up(max_length, 16) + round_up(num_nodes, 16);
+  return (size_t)kMostKeyBlocks * 16 * head_dim + rows * heads * per_query + 16;
 }
 
 struct Kernels {

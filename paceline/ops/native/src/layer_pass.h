@@ -31,6 +31,7 @@ namespace {
 
 constexpr int kRows = 64;           // rows of a product that wait in scratch for what follows it
 constexpr int kAttentionRows = 16;  // rows that share one reading of the keys
+constexpr int kTaskNodes = 64;      // tail slots that are scored for all rows of a task
 constexpr int kGroup = 2;           // panels that are multiplied together
 
 int num_groups(const Matrix& w) { return (w.num_panels + kGroup - 1) / kGroup; }
@@ -94,6 +95,7 @@ namespace {
 
 struct AttentionItem {
   int row, rows, kv_head;
+  int first_node, num_nodes;  // the stretch of tail_slots in which the rows' tails lie
 };
 
 struct LayerPass {
@@ -104,6 +106,7 @@ struct LayerPass {
   int threads;
   std::vector<KeyList> lists;
   std::vector<AttentionItem> items;
+  std::vector<int32_t> places;  // 0, 1, 2, ...: a tail among its task's nodes
   size_t scratch_floats = (size_t)2 * kRows * kGroup * kPanel;
 
   LayerPass(PlLayers& model, const PlLayerBatch& batch, const Matrix* after = nullptr)
@@ -127,18 +130,29 @@ struct LayerPass {
     int longest = 0;
     for (int row = 0; row < b.num_rows; row++) {
       const int length = b.context_lens[row] + b.tail_lens[row];
-      lists.push_back({b.key_slots + b.key_begins[row], b.tail_slots + b.tail_begins[row], b.context_lens[row], 0,
-                       length});
+      lists.push_back({b.key_slots + b.key_begins[row], b.tail_slots + b.tail_begins[row], nullptr, b.context_lens[row],
+                       0, length});
       longest = std::max(longest, length);
     }
     const int tile = std::clamp(b.num_rows * c.num_kv_heads / (threads * 4), 1, kAttentionRows);
+    int most_nodes = 0;
     for (int row = 0; row < b.num_rows;) {
-      int rows = 1;  // of one request: they share their context's slots
-      while (rows < tile && row + rows < b.num_rows && b.key_begins[row + rows] == b.key_begins[row]) rows++;
-      for (int head = 0; head < c.num_kv_heads; head++) items.push_back({row, rows, head});
-      row += rows;
+      const int first = row;  // rows of one request, which share their context's slots, with tails that lie close together
+      int low = b.tail_begins[row], high = low + b.tail_lens[row];
+      for (row++; row - first < tile && row < b.num_rows && b.key_begins[row] == b.key_begins[first]; row++) {
+        const int begin = std::min(low, b.tail_begins[row]), end = std::max(high, b.tail_begins[row] + b.tail_lens[row]);
+        if (end - begin > kTaskNodes) break;
+        low = begin, high = end;
+      }
+      for (int head = 0; head < c.num_kv_heads; head++) items.push_back({first, row - first, head, low, high - low});
+      most_nodes = std::max(most_nodes, high - low);
     }
-    const size_t wanted = attention_scratch(tile, c.num_heads / c.num_kv_heads, c.head_dim, longest);
+    places.resize(most_nodes);
+    for (int i = 0; i < most_nodes; i++) places[i] = i;
+    for (const AttentionItem& item : items)
+      for (int row = item.row; row < item.row + item.rows; row++)
+        lists[row].tail_nodes = places.data() + (b.tail_begins[row] - item.first_node);
+    const size_t wanted = attention_scratch(tile, c.num_heads / c.num_kv_heads, c.head_dim, longest, most_nodes);
     scratch_floats = (std::max(scratch_floats, wanted) + 31) / 16 * 16;
   }
 
@@ -214,7 +228,8 @@ struct LayerPass {
     const size_t head = (size_t)item.kv_head * c.head_dim;
     kernels().attention({m.qkv.get() + (size_t)item.row * m.qkv_size() + column, lists.data() + item.row,
                          m.attended.x + (size_t)item.row * m.attended.stride + column, (size_t)m.qkv_size(),
-                         (size_t)m.attended.stride, item.rows, heads, c.head_dim, kv(0) + head, kv(1) + head,
+                         (size_t)m.attended.stride, item.rows, heads, b.tail_slots + item.first_node,
+                         item.num_nodes, c.head_dim, kv(0) + head, kv(1) + head,
                          (size_t)m.kv_size(), F32, 1.0f / sqrtf((float)c.head_dim), scratch});
   }
 

@@ -10,6 +10,7 @@ struct vi { __m256i a, b; };
 struct vb { __m256i a, b; };
 
 constexpr int kFloatRows = 4, kQuantRows = 4, kPanels = 1, kQueries = 4;
+constexpr int kKeyBlocks = 1, kValueQueries = 1;
 constexpr bool kOffset8 = false;  // dot4_s8 is a signed product here
 
 inline vf vload(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -20,6 +21,8 @@ inline vf vsub(vf x, vf y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b,
 inline vf vmul(vf x, vf y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 inline vf vdiv(vf x, vf y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 inline vf vfma(vf x, vf y, vf z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline vf vrecip(vf a) { return vdiv(vset1(1.0f), a); }
+inline void vkeep(vf&) {}
 inline vf vmax(vf x, vf y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 inline vf vmin(vf x, vf y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 inline vf vabs(vf x) {
@@ -33,6 +36,7 @@ inline vf vround(vf x) {
 }
 inline vi vto_int(vf x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
 inline vf vto_float(vi x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline vi viadd(vi x, vi y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 inline vi viset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 inline __m256i add_times255_half(__m256i a, __m256i b) {
   return _mm256_sub_epi32(_mm256_add_epi32(a, _mm256_slli_epi32(b, 8)), b);

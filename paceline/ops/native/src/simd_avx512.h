@@ -13,6 +13,7 @@ typedef __m512i vi;  // 16 int32
 typedef __m512i vb;  // 64 bytes: 16 outputs x 4 consecutive k
 
 constexpr int kFloatRows = 8, kQuantRows = 6, kPanels = 2, kQueries = 12;  // register blocking
+constexpr int kKeyBlocks = 2, kValueQueries = 6;
 constexpr bool kOffset8 = true;  // dot4_s8 wants weights + 128 and adds 128 * sum(x): start from the negative
 
 inline vf vload(const float* p) { return _mm512_loadu_ps(p); }
@@ -23,6 +24,12 @@ inline vf vsub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 inline vf vmul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 inline vf vdiv(vf a, vf b) { return _mm512_div_ps(a, b); }
 inline vf vfma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c
+inline vf vrecip(vf a) {  // 1 / a to about 1 ulp: two Newton steps from 14 bits, several times faster than a division
+  vf r = _mm512_rcp14_ps(a);
+  r = _mm512_fmadd_ps(r, _mm512_fnmadd_ps(a, r, _mm512_set1_ps(1.0f)), r);
+  return _mm512_fmadd_ps(r, _mm512_fnmadd_ps(a, r, _mm512_set1_ps(1.0f)), r);
+}
+inline void vkeep(vf& a) { asm("" : "+v"(a)); }  // loaded once into a register, not again at each use
 inline vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
 inline vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
 inline vf vabs(vf a) { return _mm512_abs_ps(a); }
@@ -30,6 +37,7 @@ inline float sfma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline vf vround(vf a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 inline vi vto_int(vf a) { return _mm512_cvtps_epi32(a); }
 inline vf vto_float(vi a) { return _mm512_cvtepi32_ps(a); }
+inline vi viadd(vi a, vi b) { return _mm512_add_epi32(a, b); }
 inline vi viset1(int32_t a) { return _mm512_set1_epi32(a); }
 inline vi vadd_times255(vi a, vi b) { return _mm512_sub_epi32(_mm512_add_epi32(a, _mm512_slli_epi32(b, 8)), b); }  // a + 255 * b
 // 2^n for integral n in [-126, 127]

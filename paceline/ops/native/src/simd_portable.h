@@ -14,6 +14,7 @@ typedef int32_t vi __attribute__((vector_size(64)));
 struct vb { uint8_t byte[64]; };
 
 constexpr int kFloatRows = 4, kQuantRows = 4, kPanels = 1, kQueries = 4;
+constexpr int kKeyBlocks = 1, kValueQueries = 1;
 constexpr bool kOffset8 = false;
 
 inline vf vload(const float* p) { vf a; memcpy(&a, p, 64); return a; }
@@ -25,12 +26,15 @@ inline vf vmul(vf a, vf b) { return a * b; }
 inline vf vdiv(vf a, vf b) { return a / b; }
 inline vf vfma(vf a, vf b, vf c) { return a * b + c; }
 inline float sfma(float a, float b, float c) { return a * b + c; }
+inline vf vrecip(vf a) { return vdiv(vset1(1.0f), a); }
+inline void vkeep(vf&) {}
 inline vf vmax(vf a, vf b) { for (int i = 0; i < 16; i++) a[i] = a[i] > b[i] ? a[i] : b[i]; return a; }
 inline vf vmin(vf a, vf b) { for (int i = 0; i < 16; i++) a[i] = a[i] < b[i] ? a[i] : b[i]; return a; }
 inline vf vabs(vf a) { for (int i = 0; i < 16; i++) a[i] = fabsf(a[i]); return a; }
 inline vf vround(vf a) { for (int i = 0; i < 16; i++) a[i] = rintf(a[i]); return a; }
 inline vi vto_int(vf a) { vi r{}; for (int i = 0; i < 16; i++) r[i] = (int32_t)rintf(a[i]); return r; }
 inline vf vto_float(vi a) { vf r{}; for (int i = 0; i < 16; i++) r[i] = (float)a[i]; return r; }
+inline vi viadd(vi a, vi b) { return a + b; }
 inline vi viset1(int32_t x) { return vi{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 inline vi vadd_times255(vi a, vi b) { return a + 255 * b; }
 inline vf vpow2(vf n) {
