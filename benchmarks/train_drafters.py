@@ -9,6 +9,7 @@
     python benchmarks/train_drafters.py prepare --out packed --gsm8k train.jsonl --sharegpt sharegpt.json
     python benchmarks/train_drafters.py generate --packed packed --state state
     python benchmarks/train_drafters.py train eagle3 --packed packed --state state --seconds 300
+    python benchmarks/train_drafters.py train eagle3 ... --start-from eagle3.safetensors --set variation_weight=1
 
 Prompts are GSM8K's training questions and the human turns of ShareGPT, some of them wrapped into a request to
 summarize, translate or answer. The answers are the target's own. Every result is one JSON line, also kept in
@@ -35,8 +36,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # runs from a c
 
 from paceline.core.model_config import ModelConfig, RopeScaling
 from paceline.models.decoder import Decoder
-from paceline.models.drafters.store import save_drafter
+from paceline.models.drafters.store import load_drafter, save_drafter
 from paceline.models.layout import expected_shapes
+from paceline.train.acceptance import measure_acceptance
 from paceline.train.corpus import Batches, Corpus, draft_vocabulary
 from paceline.train.methods import METHODS, build_recipe
 from paceline.train.recipe import DraftVocabulary
@@ -57,10 +59,11 @@ WRAPPERS = (
     "Use the following information to write a helpful answer.\n\n{}\n\nAnswer:",
 )
 HELD_OUT_SHARE = 0.02
-HELD_OUT_ANSWERS = 300  # greedy ones, for the acceptance length
+HELD_OUT_ANSWERS = 300  # of each temperature, for the acceptance length
+ANSWER_TOKENS = 192
 BLOCK = 32  # weights per block in both quantized formats
 CONFIG_FILE, PROMPTS_FILE = "config.json", "prompts.npz"
-VOCABULARY_SIZES = (6144, 8192, 10240)  # the smallest that covers enough, else the last
+VOCABULARY_SIZES = (8192, 10240, 12288, 16384)  # the smallest that covers enough, else the last
 ENOUGH_COVERAGE = 0.97
 
 
@@ -88,6 +91,9 @@ def parse() -> argparse.Namespace:
         if name == "train":
             verb.add_argument("method", choices=METHODS)
             verb.add_argument("--set", nargs="*", default=[], metavar="KEY=JSON", help="settings of the method")
+            verb.add_argument("--start-from", type=Path, help="a drafter of the same shape to go on from")
+            verb.add_argument("--steps", type=int, help="instead of --seconds")
+            verb.add_argument("--name", help="of the file, where it is not the method's")
         verb.add_argument("--packed", type=Path, help="folder made by prepare")
         verb.add_argument("--state", type=Path, required=True, help="corpus, checkpoints, drafters and results")
         verb.add_argument("--seconds", type=float, default=60.0)
@@ -248,34 +254,51 @@ def run_generate(args: argparse.Namespace) -> None:
 
 
 def generate_corpus(target: DenseTarget, prompts: Sequence[list[int]], args: argparse.Namespace) -> Corpus:
-    """Every prompt is answered greedily, two of three also at temperature 1."""
-    answer_tokens = 256 if args.device == "cuda" else 16
-    jobs = [AnswerJob(prompt, 0.0, answer_tokens) for prompt in prompts]
-    jobs += [AnswerJob(prompt, 1.0, answer_tokens) for i, prompt in enumerate(prompts) if i % 3]
+    """Every prompt is answered greedily and at temperature 1, one of four also at 0.7."""
+    answer_tokens = ANSWER_TOKENS if args.device == "cuda" else 16
+    jobs = [AnswerJob(prompt, temperature, answer_tokens) for prompt in prompts for temperature in (0.0, 1.0)]
+    jobs += [AnswerJob(prompt, 0.7, answer_tokens) for prompt in prompts[::4]]
     begin_s = time.perf_counter()
 
     def progress(finished: int) -> None:
         print(f"{finished}/{len(jobs)} answers after {time.perf_counter() - begin_s:.0f} s", flush=True)
 
     answers = write_answers(
-        target, jobs, cache_tokens=1_200_000, deadline_s=begin_s + args.seconds, on_progress=progress
+        target,
+        jobs,
+        cache_tokens=2_400_000,
+        max_batch=4096,
+        deadline_s=begin_s + args.seconds,
+        on_progress=progress,
     )
     done = [i for i, answer in enumerate(answers) if answer]
     corpus = Corpus.build(
         [jobs[i].prompt for i in done], [answers[i] for i in done], [jobs[i].temperature for i in done]
     )
     corpus.save(args.state / "corpus.safetensors")
-    coverage = {size: draft_vocabulary(corpus, size, target.config.vocab_size)[1] for size in VOCABULARY_SIZES}
+    vocabularies = {size: draft_vocabulary(corpus, size, target.config.vocab_size)[0] for size in VOCABULARY_SIZES}
     result = {
-        "answers": len(done),
+        "answers": {str(t): int((corpus.temperatures == np.float32(t)).sum()) for t in (0.0, 0.7, 1.0)},
         "asked": len(jobs),
         "answer_tokens": corpus.num_answer_tokens,
         "tokens": len(corpus.tokens),
         "seconds": round(time.perf_counter() - begin_s, 1),
-        "vocabulary_coverage": {size: round(share, 4) for size, share in coverage.items()},
+        "vocabulary_coverage": {size: covered(corpus, ids) for size, ids in vocabularies.items()},
     }
     record(args, "generate", result)
     return corpus
+
+
+def covered(corpus: Corpus, ids: Tensor) -> dict[str, float]:
+    """By temperature, the share of the answers' tokens that are among `ids`"""
+    shares = {}
+    for temperature in (0.0, 0.7, 1.0):
+        chosen = np.flatnonzero(corpus.temperatures == np.float32(temperature))
+        if len(chosen):
+            shares[str(temperature)] = round(
+                float(np.isin(corpus.select(chosen).answer_tokens(), ids.numpy()).mean()), 4
+            )
+    return shares
 
 
 # ---- train
@@ -304,9 +327,11 @@ def train(
     save: bool,
 ) -> dict[str, Any]:
     training, held_out = corpus.split(HELD_OUT_SHARE)
-    greedy = np.flatnonzero(held_out.temperatures == 0)[:HELD_OUT_ANSWERS]
     batches = Batches(training, args.batch_tokens, target.device)
-    checks = Batches(held_out.select(greedy), args.batch_tokens, target.device)
+    checks, drawn = (
+        Batches(held_out.select(np.flatnonzero(held_out.temperatures == t)[:HELD_OUT_ANSWERS]), 24_576, target.device)
+        for t in (0.0, 1.0)
+    )
     ids, coverage = choose_vocabulary(args, training, target)
     vocabulary = DraftVocabulary.of(target, ids)
     settings = TrainSettings(
@@ -315,12 +340,16 @@ def train(
         optimizer=args.optimizer or defaults.get("optimizer") or "adamw",
         patience=10**9,
     )
-    step_s = time_steps(build_recipe(method, target, vocabulary, options), target, batches, checks, settings)
-    steps = max(10, int(args.seconds / step_s))
-    settings = replace(settings, steps=steps, eval_every=max(5, steps // 6))
+    steps = args.steps
+    if steps is None:
+        step_s = time_steps(build_recipe(method, target, vocabulary, options), target, batches, checks, settings)
+        steps = max(10, int(args.seconds / step_s))
+    settings = replace(settings, steps=steps, eval_every=max(5, steps // 4))
     torch.manual_seed(0)
     recipe = build_recipe(method, target, vocabulary, options)
-    print(f"{method}: {step_s * 1e3:.0f} ms a step, {steps} steps, epoch {batches.steps_per_epoch} steps", flush=True)
+    if args.start_from:
+        start_from(recipe, args.start_from, target)
+    print(f"{method}: {steps} steps, epoch {batches.steps_per_epoch} steps", flush=True)
     trainer = Trainer(
         recipe,
         target,
@@ -328,7 +357,7 @@ def train(
         checks,
         settings,
         on_step=print_step,
-        on_eval=lambda e: print(json.dumps(e), flush=True),
+        on_eval=lambda e: print(json.dumps(e | {"coupled": measure_coupled(trainer, drawn)}), flush=True),
     )
     result = trainer.run()
     card = {
@@ -338,21 +367,41 @@ def train(
         "batch_tokens": args.batch_tokens,
         "draft_vocabulary": [len(ids), round(coverage, 4)],
         "parameters": sum(p.numel() for p in recipe.network.parameters() if p.requires_grad),
-        "step_ms": round(step_s * 1e3, 1),
+        "start_from": args.start_from and args.start_from.name,
         "seconds": round(result.history.seconds, 1),
         "epochs": round(steps / batches.steps_per_epoch, 2),
         "training_tokens": len(training.tokens),
         "held_out": {k: trainer.measure(k).to_dict() for k in (4, 7)} if save else result.history.held_out[-1],
+        "held_out_coupled": {k: measure_coupled(trainer, drawn, k) for k in (4, 7)},
         "curve": [(e["step"], e["mean_acceptance_length"]) for e in result.history.held_out],
         "loss": [(e["step"], round(e["loss"], 4)) for e in result.history.train[:: max(1, steps // 200)]],
     }
     if save:
         trained_head = method == "eagle3" and recipe.network.lm_head.weight.requires_grad  # type: ignore[union-attr]
-        path = args.state / "drafters" / f"{method}.safetensors"
+        path = args.state / "drafters" / f"{args.name or method}.safetensors"
         save_drafter(path, method, recipe.network, head_is_target=not trained_head, target=target.config, card=card)
         print(f"{path.name}: {path.stat().st_size / 2**20:.2f} MiB", flush=True)
     record(args, "train" if save else "compare", card)
     return card
+
+
+def start_from(recipe: Any, path: Path, target: DenseTarget) -> None:
+    """The weights of a finished drafter; its draft vocabulary may be another one."""
+    state = load_drafter(path, target.config, lambda ids: target.head[ids.to(target.device)]).state_dict()
+    own = recipe.network.state_dict()
+    with torch.no_grad():
+        for name, tensor in state.items():
+            if "head" not in name:  # the head is the target's, frozen
+                own[name].copy_(tensor)
+    if hasattr(recipe, "scale"):
+        recipe.scale.starts_folded = True
+
+
+def measure_coupled(trainer: Trainer, drawn: Batches, num_tokens: int = 4) -> dict[str, Any]:
+    """Chains of coupled drafts on held-out answers at temperature 1"""
+    recipe, target = trainer.recipe, trainer.target
+    with torch.autocast(target.device.type, torch.bfloat16, enabled=target.device.type == "cuda"):
+        return measure_acceptance(recipe, target, drawn.once(), num_tokens, coupled=True).to_dict()
 
 
 def choose_vocabulary(args: argparse.Namespace, corpus: Corpus, target: DenseTarget) -> tuple[Tensor, float]:
@@ -389,6 +438,7 @@ def print_step(step: int, entry: dict[str, Any]) -> None:
 
 def run_compare(args: argparse.Namespace) -> None:
     """Short EAGLE-3 trainings; the best optimizer and rate are written down for `train` to use."""
+    args.steps, args.start_from, args.name = None, None, None
     target = load_target(args.packed, args.device)
     corpus = Corpus.load(args.state / "corpus.safetensors")
     variants = [
@@ -446,6 +496,7 @@ def run_smoke(args: argparse.Namespace) -> None:
     ]
     corpus = generate_corpus(target, prompts, args)
     args.vocabulary = 8192 if big else 256
+    args.steps, args.start_from, args.name = None, None, None
     for method, optimizer in (*((method, "adamw") for method in METHODS), ("eagle3", "muon")):
         train(args, target, corpus, method, {}, {"optimizer": optimizer}, save=True)
 

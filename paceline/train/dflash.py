@@ -6,6 +6,7 @@ if those before it were right: weights exp(-(k-1)/gamma).
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from paceline.models.drafters.dflash import DFlash, DFlashConfig
 from paceline.models.drafters.layers import Attend
 from paceline.train import attention
 from paceline.train.corpus import Batch
-from paceline.train.losses import soft_cross_entropy, top_tokens
+from paceline.train.losses import soft_cross_entropy
 from paceline.train.recipe import DraftVocabulary, FusionScale, LossOutput
 from paceline.train.target import DenseTarget, TargetPass
 
@@ -33,6 +34,7 @@ class DFlashSettings:
     anchors_per_token: float = 0.25  # blocks per answer token
     mask_token_id: int = 0
     seed: int = 0
+    variation_weight: float = 0.0  # of the total variation beside the cross-entropy
 
 
 class DFlashRecipe:
@@ -96,24 +98,28 @@ class DFlashRecipe:
             target.normed[sequence, clamped[sequence, block, k] - 1],
             self.vocabulary.head,
             decay / decay.sum().clamp(min=1e-6),
+            settings.variation_weight,
         )
         hits = torch.zeros(settings.block_size - 1, device=k.device).index_add_(0, k, agrees.float())
         counts = torch.bincount(k, minlength=settings.block_size - 1).clamp(min=1)
         return LossOutput(loss, list(hits / counts))
 
-    def drafts(self, batch: Batch, target: TargetPass, num_tokens: int) -> Tensor:
+    @property
+    def head(self) -> Tensor:
+        return self.network.lm_head.weight
+
+    def draft_states(self, batch: Batch, target: TargetPass, num_tokens: int) -> Iterator[Tensor]:
         length = batch.tokens.shape[1]
-        drafts = torch.full((*batch.tokens.shape, num_tokens), -1, dtype=torch.long, device=batch.tokens.device)
         count = min(num_tokens, self.settings.block_size - 1)
         context = self._context(target)
+        all_states = target.normed.new_zeros(*batch.tokens.shape, count, target.normed.shape[-1])
         for begin in range(0, length, EVAL_ANCHORS):
-            anchors = torch.arange(begin, min(length, begin + EVAL_ANCHORS), device=drafts.device)
+            anchors = torch.arange(begin, min(length, begin + EVAL_ANCHORS), device=batch.tokens.device)
             if not bool(batch.is_answer()[:, anchors].any()):
                 continue
             states = self._blocks(batch, context, anchors.expand(len(batch.tokens), -1))[:, :, 1 : 1 + count]
-            top = top_tokens(states.flatten(0, 2), self.network.lm_head.weight)
-            drafts[:, anchors, :count] = self.network.d2t[top].view(states.shape[:3])
-        return drafts
+            all_states[:, anchors] = states.to(all_states.dtype)
+        yield from all_states.unbind(2)
 
     def _context(self, target: TargetPass) -> list[tuple[Tensor, Tensor]]:
         length = target.features.shape[1]

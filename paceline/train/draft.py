@@ -3,6 +3,7 @@
 It sees tokens only, no hidden states. Forward KL against the target's distribution, at the same positions.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,14 +14,15 @@ from paceline.models.drafters.distilled import Distilled, DistilledConfig
 from paceline.models.drafters.layers import DecoderLayer
 from paceline.train import attention
 from paceline.train.corpus import Batch
-from paceline.train.losses import soft_cross_entropy, top_tokens
-from paceline.train.recipe import DraftVocabulary, LossOutput
+from paceline.train.losses import soft_cross_entropy
+from paceline.train.recipe import DraftVocabulary, LossOutput, shift_states
 from paceline.train.target import DenseTarget, TargetPass
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
     num_layers: int = 3
+    variation_weight: float = 0.0  # of the total variation beside the cross-entropy
     prompt_weight: float = 0.1  # of positions inside the prompt: the target's opinion there is worth something too
 
 
@@ -85,17 +87,19 @@ class DraftRecipe:
             target.normed[sequence, position],
             self.vocabulary.head,
             weights / weights.sum(),
+            self.settings.variation_weight,
         )
         return LossOutput(loss, [(agrees & is_answer).float().sum() / is_answer.sum()])
 
-    def drafts(self, batch: Batch, target: TargetPass, num_tokens: int) -> Tensor:
+    @property
+    def head(self) -> Tensor:
+        return self.network.lm_head.weight
+
+    def draft_states(self, batch: Batch, target: TargetPass, num_tokens: int) -> Iterator[Tensor]:
         # With true tokens fed in, draft k after token t is the prediction made at position t + k.
-        top = top_tokens(self._states(batch).flatten(0, 1), self.network.lm_head.weight)
-        predicted = self.network.d2t[top].view(batch.tokens.shape)
-        drafts = torch.full((*batch.tokens.shape, num_tokens), -1, dtype=torch.long, device=top.device)
-        for k in range(min(num_tokens, predicted.shape[1])):
-            drafts[:, : predicted.shape[1] - k, k] = predicted[:, k:]
-        return drafts
+        states = self._states(batch)
+        for k in range(min(num_tokens, states.shape[1])):
+            yield shift_states(states, -k)
 
     def _states(self, batch: Batch) -> Tensor:
         length = batch.tokens.shape[1]

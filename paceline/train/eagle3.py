@@ -6,6 +6,7 @@ true next token, and later steps weigh less (`step_decay`). The loss is the cros
 distribution over the draft vocabulary. Where the true token is outside of that vocabulary there is nothing to learn.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +16,8 @@ from torch import Tensor
 from paceline.models.drafters.eagle3 import Eagle3, Eagle3Config
 from paceline.train.attention import TrainingTimeTest
 from paceline.train.corpus import Batch
-from paceline.train.losses import soft_cross_entropy, top_tokens
-from paceline.train.recipe import DraftVocabulary, FusionScale, LossOutput
+from paceline.train.losses import soft_cross_entropy
+from paceline.train.recipe import DraftVocabulary, FusionScale, LossOutput, shift_states
 from paceline.train.target import DenseTarget, TargetPass
 
 
@@ -26,6 +27,7 @@ class Eagle3Settings:
     step_decay: float = 0.8
     intermediate_size: int | None = None  # of the drafter's MLP; None: the target's
     train_head: bool = True
+    variation_weight: float = 0.0  # of the total variation beside the cross-entropy
 
 
 class Eagle3Recipe:
@@ -77,31 +79,31 @@ class Eagle3Recipe:
                 target.normed[sequence, position + 1 + i],
                 self.vocabulary.head,
                 weights,
+                self.settings.variation_weight,
             )
             total = total + decay**i * loss
             output.agreement.append(agrees.float().sum() / count)
         output.loss = total / sum(decay**i for i in range(self.settings.num_steps))
         return output
 
-    def drafts(self, batch: Batch, target: TargetPass, num_tokens: int) -> Tensor:
-        drafts = torch.full((*batch.tokens.shape, num_tokens), -1, dtype=torch.long, device=batch.tokens.device)
-        for k, feature in enumerate(self._unroll(batch, target, num_tokens)):
-            top = top_tokens(self.network.norm(feature).flatten(0, 1), self.network.lm_head.weight)
-            drafts[:, 1:, k] = self.network.d2t[top].view(batch.tokens.shape)[:, :-1]
-        return drafts
+    @property
+    def head(self) -> Tensor:
+        return self.network.lm_head.weight
 
-    def _unroll(self, batch: Batch, target: TargetPass, num_steps: int) -> list[Tensor]:
+    def draft_states(self, batch: Batch, target: TargetPass, num_tokens: int) -> Iterator[Tensor]:
+        for feature in self._unroll(batch, target, num_tokens):
+            yield shift_states(self.network.norm(feature), 1)
+
+    def _unroll(self, batch: Batch, target: TargetPass, num_steps: int) -> Iterator[Tensor]:
         """The feature that comes out of every step, for every anchor: each [sequences, positions, hidden]"""
         attend = TrainingTimeTest()
         feature = self.network.fuse(self.scale(target.features))
-        features: list[Tensor] = []
         length = batch.tokens.shape[1]
         for i in range(num_steps):
             embedding = self.target.embedding[batch.shifted(1 + i)]
             cos, sin = self.target.cos[i : i + length], self.target.sin[i : i + length]
             feature = self.network(embedding, feature, cos, sin, attend)
-            features.append(feature)
-        return features
+            yield feature
 
     def card(self) -> dict[str, Any]:
         return {"hidden_layers": list(self.hidden_layers), "draft_vocab_size": len(self.network.d2t)}

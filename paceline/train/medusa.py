@@ -1,5 +1,6 @@
 """Medusa's recipe: frozen target, heads only; head i learns the target's distribution at position t + 1 + i."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +9,8 @@ from torch import Tensor
 
 from paceline.models.drafters.medusa import Medusa, MedusaConfig
 from paceline.train.corpus import Batch
-from paceline.train.losses import soft_cross_entropy, top_tokens
-from paceline.train.recipe import DraftVocabulary, LossOutput
+from paceline.train.losses import soft_cross_entropy
+from paceline.train.recipe import DraftVocabulary, LossOutput, shift_states
 from paceline.train.target import DenseTarget, TargetPass
 
 
@@ -18,6 +19,7 @@ class MedusaSettings:
     num_heads: int = 4
     num_layers: int = 2  # residual blocks per head
     head_decay: float = 0.8
+    variation_weight: float = 0.0  # of the total variation beside the cross-entropy
 
 
 class MedusaRecipe:
@@ -56,18 +58,20 @@ class MedusaRecipe:
                 target.normed[sequence, position + 1 + i],
                 self.vocabulary.head,
                 torch.full((len(sequence),), 1.0 / count, device=wanted.device),
+                self.settings.variation_weight,
             )
             output.loss = output.loss + decay**i * loss
             output.agreement.append(agrees.float().sum() / count)
         output.loss = output.loss / sum(decay**i for i in range(len(self.network.blocks)))
         return output
 
-    def drafts(self, batch: Batch, target: TargetPass, num_tokens: int) -> Tensor:
-        drafts = torch.full((*batch.tokens.shape, num_tokens), -1, dtype=torch.long, device=batch.tokens.device)
-        for k, features in enumerate(self.network.features(target.normed)[:num_tokens]):
-            top = top_tokens(features.flatten(0, 1), self.network.head(k).weight)
-            drafts[:, 1:, k] = self.network.d2t[top].view(batch.tokens.shape)[:, :-1]
-        return drafts
+    @property
+    def head(self) -> Tensor:
+        return self.network.head(0).weight
+
+    def draft_states(self, batch: Batch, target: TargetPass, num_tokens: int) -> Iterator[Tensor]:
+        for features in self.network.features(target.normed)[:num_tokens]:
+            yield shift_states(features, 1)
 
     def card(self) -> dict[str, Any]:
         return {"num_heads": self.settings.num_heads, "draft_vocab_size": len(self.network.d2t)}

@@ -3,7 +3,7 @@
 A recipe is one file: `eagle3.py`, `medusa.py`, `dflash.py`, `draft.py`. `METHODS` (methods.py) is the table.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,9 +37,17 @@ class Recipe(Protocol):
 
     def loss(self, batch: Batch, target: TargetPass, step: int) -> LossOutput: ...
 
-    def drafts(self, batch: Batch, target: TargetPass, num_tokens: int) -> Tensor:
-        """[sequences, positions, num_tokens] target ids: at [s, t, k] the draft for position t + 1 + k, made when
-        token t was the last one, provided that the drafts before it were right. -1: no draft."""
+    @property
+    def vocabulary(self) -> "DraftVocabulary": ...
+
+    @property
+    def head(self) -> Tensor:
+        """[draft vocab, hidden]: what draft states are multiplied with"""
+
+    def draft_states(self, batch: Batch, target: TargetPass, num_tokens: int) -> Iterator[Tensor]:
+        """Draft by draft [sequences, positions, hidden]: at [s, t] of number k the state whose scores are those of
+        position t + 1 + k, made when token t was the last one, provided that the drafts before it were right. May
+        end early: no more drafts. Zeros where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +66,16 @@ class DraftVocabulary:
         return DraftVocabulary(ids, known, target.head[ids])
 
 
+def shift_states(states: Tensor, places: int) -> Tensor:
+    """[sequences, positions, hidden], moved to the right (or left, if negative) by some places, zeros behind."""
+    moved = torch.zeros_like(states)
+    if places > 0:
+        moved[:, places:] = states[:, :-places]
+    else:
+        moved[:, : states.shape[1] + places] = states[:, -places:]
+    return moved
+
+
 class FusionScale:
     """Keeps the target's hidden states near size 1 in front of `fc`, whatever the layer, while training.
 
@@ -67,12 +85,16 @@ class FusionScale:
     def __init__(self, fc: nn.Linear, target: DenseTarget, hidden_layers: Sequence[int]) -> None:
         self.fc, self.target, self.hidden_layers = fc, target, hidden_layers
         self.sizes = torch.ones(len(hidden_layers), 1, device=target.device)
+        self.starts_folded = False  # `fc` comes from a finished drafter: it takes hidden states as they are
 
     @torch.no_grad()
     def calibrate(self, batch: Batch) -> None:
         features = self.target.forward(batch.tokens, self.hidden_layers).features
         sizes = features[batch.is_answer()].float().square().mean(-1).sqrt()  # [rows, layers]
         self.sizes = sizes.median(dim=0).values[:, None]  # a mean would follow the outliers of the first tokens
+        if self.starts_folded:
+            self._rescale(self.sizes)
+            self.starts_folded = False
 
     def __call__(self, features: Tensor) -> Tensor:
         """[..., layers, hidden]"""
@@ -80,6 +102,9 @@ class FusionScale:
 
     @torch.no_grad()
     def fold(self) -> None:
-        by_layer = self.fc.weight.unflatten(1, (len(self.hidden_layers), -1))  # type: ignore[no-untyped-call]
-        self.fc.weight.copy_((by_layer / self.sizes).flatten(1))
+        self._rescale(1 / self.sizes)
         self.sizes = torch.ones_like(self.sizes)
+
+    def _rescale(self, factors: Tensor) -> None:
+        by_layer = self.fc.weight.unflatten(1, (len(self.hidden_layers), -1))  # type: ignore[no-untyped-call]
+        self.fc.weight.copy_((by_layer * factors).flatten(1))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from paceline.errors import InvalidOptionError
 from paceline.models.drafters.store import save_drafter
-from paceline.train.acceptance import count_accepted
+from paceline.train.acceptance import count_accepted, greedy_drafts
 from paceline.train.corpus import Batches, Corpus, draft_vocabulary
 from paceline.train.methods import METHODS, build_recipe
 from paceline.train.recipe import DraftVocabulary, Recipe
@@ -146,7 +146,7 @@ def foreseen(
     batches = Batches(corpus, batch_tokens, target.device)
     mean = np.zeros(len(corpus))
     for rows, batch in batches.once_with_rows():
-        drafts = recipe.drafts(batch, target.forward(batch.tokens, recipe.hidden_layers), num_tokens)
+        drafts = greedy_drafts(recipe, batch, target.forward(batch.tokens, recipe.hidden_layers), num_tokens)
         inside = batch.is_answer()
         right = (count_accepted(batch, drafts) * inside).sum(-1) / inside.sum(-1).clamp(min=1)
         mean[rows] = right.double().cpu().numpy()

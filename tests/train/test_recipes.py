@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from paceline.models.drafters.layers import Attend
-from paceline.train.acceptance import count_accepted, measure_acceptance
+from paceline.train.acceptance import count_accepted, coupled_chance, greedy_drafts, measure_acceptance
 from paceline.train.corpus import Batch, Batches
 from paceline.train.dflash import DFlashRecipe, DFlashSettings
 from paceline.train.draft import DraftRecipe, DraftSettings
 from paceline.train.eagle3 import Eagle3Recipe, Eagle3Settings
+from paceline.train.losses import soft_cross_entropy
 from paceline.train.medusa import MedusaRecipe, MedusaSettings
 from paceline.train.recipe import DraftVocabulary, Recipe
 from paceline.train.target import DenseTarget
@@ -60,7 +61,7 @@ def check(recipe: Recipe, target: DenseTarget, batch: Batch, twin: Callable[[Ten
     """`twin(tokens, features, normed)` of one sequence -> NUM_TOKENS drafts after token LAST."""
     with torch.no_grad():
         seen = target.forward(batch.tokens, recipe.hidden_layers)
-        drafts = recipe.drafts(batch, seen, NUM_TOKENS)
+        drafts = greedy_drafts(recipe, batch, seen, NUM_TOKENS)
         for row in range(len(batch.tokens)):
             expected = twin(batch.tokens[row], seen.features[row], seen.normed[row])
             assert drafts[row, LAST].tolist() == expected.tolist()
@@ -162,3 +163,52 @@ def test_count_accepted_stops_at_the_first_wrong_draft() -> None:
         [[[8, 9, 0, 11], [9, 10, 11, 12], [0, 11, 12, 0], [11, 0, 0, 0], [12, 3, 3, 3], [1, 1, 1, 1]]]
     )
     assert count_accepted(batch, drafts).tolist() == [[2, 4, 0, 1, 1, 0]]
+
+
+def test_coupled_chance_is_how_often_shared_noise_leads_both_to_the_same_token() -> None:
+    generator = torch.Generator().manual_seed(0)
+    teacher, student = (torch.randn(1, 4, generator=generator) for _ in range(2))
+    heads = torch.randn(12, 4, generator=generator)
+    ids = torch.tensor([0, 2, 3, 5, 7, 8, 11])
+    noise = -torch.empty(200_000, 12).exponential_(generator=generator).log()
+    drawn = ((teacher @ heads.T) + noise).argmax(-1)
+    drafted = ids[((student @ heads[ids].T) + noise[:, ids]).argmax(-1)]
+    for token in ids.tolist():
+        chosen = drawn == token
+        expected = coupled_chance(student, heads[ids], teacher, heads, ids, torch.tensor([token]))
+        spread = 0.5 * int(chosen.sum()) ** -0.5  # at most: of a share among that many draws
+        assert float(expected) == pytest.approx(float((drafted[chosen] == token).float().mean()), abs=4 * spread)
+
+
+def test_coupled_drafts_of_the_target_itself_are_always_right(target: DenseTarget, batch: Batch) -> None:
+    everything = DraftVocabulary.of(target, torch.arange(CONFIG.vocab_size))
+    recipe = DraftRecipe(target, everything, DraftSettings(num_layers=CONFIG.num_layers))
+    coupled = measure_acceptance(recipe, target, [batch], NUM_TOKENS, coupled=True)
+    assert coupled == measure_acceptance(recipe, target, [batch], NUM_TOKENS)
+
+
+def test_total_variation_has_the_gradient_that_autograd_finds() -> None:
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn(6, 8, generator=generator) for _ in range(2))
+    head, guide = (torch.randn(20, 8, generator=generator) for _ in range(2))
+    weights = torch.rand(6, generator=generator)
+    student.requires_grad_()
+    loss, _ = soft_cross_entropy(student, head, teacher, guide, weights, 3.0)
+    p, log_q = (teacher @ guide.T).softmax(-1), (student @ head.T).log_softmax(-1)
+    expected = (weights * (3.0 * 0.5 * (p - log_q.exp()).abs().sum(-1) - (p * log_q).sum(-1))).sum()
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(torch.autograd.grad(loss, student), torch.autograd.grad(expected, student))
+
+
+def test_going_on_from_a_finished_drafter_changes_nothing_at_first(
+    target: DenseTarget, vocabulary: DraftVocabulary, batch: Batch
+) -> None:
+    recipe = Eagle3Recipe(target, vocabulary, Eagle3Settings())
+    recipe.calibrate(batch)
+    seen = target.forward(batch.tokens, recipe.hidden_layers)
+    with torch.no_grad():
+        before = recipe.network.fuse(recipe.scale(seen.features))
+        recipe.finish()
+        recipe.scale.starts_folded = True
+        recipe.calibrate(batch)
+        torch.testing.assert_close(recipe.network.fuse(recipe.scale(seen.features)), before)
