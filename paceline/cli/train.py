@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.train.run import Plan, Trained
     from paceline.train.target import DenseTarget
 
-METHODS = ("eagle3", "medusa", "dflash", "draft", "pool")
+METHODS = ("eagle3", "eagle", "medusa", "dflash", "draft", "pool")
 LEAST_PROMPTS = 8
 
 

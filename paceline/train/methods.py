@@ -7,6 +7,7 @@ from typing import Any
 from paceline.errors import InvalidOptionError
 from paceline.train.dflash import DFlashRecipe, DFlashSettings
 from paceline.train.draft import DraftRecipe, DraftSettings
+from paceline.train.eagle import EagleRecipe, EagleSettings
 from paceline.train.eagle3 import Eagle3Recipe, Eagle3Settings
 from paceline.train.medusa import MedusaRecipe, MedusaSettings
 from paceline.train.recipe import DraftVocabulary, Recipe
@@ -23,6 +24,7 @@ class Method:
 
 METHODS: dict[str, Method] = {
     "eagle3": Method(Eagle3Recipe, Eagle3Settings, 1e-3, "one layer over three fused hidden states of the target"),
+    "eagle": Method(EagleRecipe, EagleSettings, 1e-3, "one layer that foresees the target's last hidden state"),
     "dflash": Method(DFlashRecipe, DFlashSettings, 1e-3, "a block of masks filled in at once"),
     "draft": Method(DraftRecipe, DraftSettings, 1e-3, "a small model made of a few of the target's layers"),
     "medusa": Method(MedusaRecipe, MedusaSettings, 1e-3, "heads on the target's last hidden state"),

@@ -130,7 +130,7 @@ def command(model: Path, data: Path, output: Path, *more: str) -> list[str]:
     return ["train", *more, "--model", str(model), "--data", str(data), "--output", str(output), *sizes]
 
 
-@pytest.mark.parametrize("method", ["eagle3", "medusa", "dflash", "draft", "pool"])
+@pytest.mark.parametrize("method", ["eagle3", "eagle", "medusa", "dflash", "draft", "pool"])
 def test_the_verb_writes_a_drafter_and_a_report(
     method: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
