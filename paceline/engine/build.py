@@ -18,7 +18,7 @@ from paceline.models.loader import LoadedModel, load_model
 from paceline.spec.config import SpeculativeConfig
 from paceline.spec.services import Services
 from paceline.spec.speculator import Speculator
-from paceline.verify import make_verifier
+from paceline.verify import Verifier, make_verifier
 
 logger = logging.getLogger("paceline")
 
@@ -70,7 +70,7 @@ def build_engine(
         block_size=config.block_size,
         scheduler_config=SchedulerConfig(config.max_num_seqs, config.max_num_batched_tokens),
         speculator=speculator,
-        verifier=make_verifier(speculative.rejection_sample_method if speculative else "sample_match"),
+        verifier=_verifier(speculative),
         enable_prefix_caching=config.enable_prefix_caching,
     )
     processor = Processor(
@@ -93,6 +93,10 @@ def make_speculator(config: SpeculativeConfig | None, services: Services, *, may
             raise
         logger.warning("speculation is off: %r does not work here (%s)", config.method, error)
         return Speculator({"method": "none"}, services)
+
+
+def _verifier(config: SpeculativeConfig | None) -> Verifier:
+    return make_verifier() if config is None else make_verifier(config.rejection_sample_method, **config.rule_options)
 
 
 def available_memory_bytes(device: torch.device) -> int:

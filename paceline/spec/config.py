@@ -15,6 +15,7 @@ from paceline.errors import InvalidOptionError
 from paceline.spec.method import Method
 from paceline.spec.options import choice, refuse_unknown, resolve
 from paceline.spec.proposers import PROPOSERS, TRAINING_FREE
+from paceline.spec.rule_options import RULE_KEYS, take_rule_options
 from paceline.verify.pairing import CHAIN_RULES, check_pairing
 
 REJECTION_SAMPLE_METHODS = ("sample_match", "rejection", "multi_step", "block", "spechub", "typical")
@@ -27,6 +28,7 @@ class SpeculativeConfig:
     method: str
     options: Mapping[str, Any] = field(default_factory=dict)  # the method's own, defaults filled in, checked
     rejection_sample_method: str = "sample_match"
+    rule_options: Mapping[str, Any] = field(default_factory=dict)  # of the rule: make_verifier(rule, **rule_options)
 
     @staticmethod
     def parse(given: Union[Mapping[str, Any], str, "SpeculativeConfig", None]) -> "SpeculativeConfig | None":
@@ -40,15 +42,16 @@ class SpeculativeConfig:
             )
         method = _method_of(given)
         row = method_row(method)
-        known = (*_COMMON_KEYS, *row.options)
+        known = (*_COMMON_KEYS, *RULE_KEYS, *row.options)
         refuse_unknown(_explain_foreign(given, method, known), known, f"speculative_config of {method!r}")
         rule = given.get("rejection_sample_method") or "sample_match"
         rule = choice(*REJECTION_SAMPLE_METHODS)("rejection_sample_method", rule)
+        rule_options = take_rule_options(given, rule)
         options = resolve(row.options, _fill(row, {**given, "method": method}, rule))
         if row.cross_check is not None:
             row.cross_check(options)
         _check_rule(row, options, rule)
-        return SpeculativeConfig(method, options, rule)
+        return SpeculativeConfig(method, options, rule, rule_options)
 
     @property
     def num_speculative_tokens(self) -> int:

@@ -42,6 +42,16 @@ def real(low: float, high: float) -> Check:
     return check
 
 
+def positive(high: float) -> Check:
+    def check(name: str, value: Any) -> float:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not 0.0 < value <= high:  # NaN fails the comparison
+            raise InvalidOptionError(f"{name} must be a number above 0 and at most {high}, got {value!r}")
+        return float(value)
+
+    return check
+
+
 def choice(*names: str) -> Check:
     def check(name: str, value: Any) -> str:
         if value not in names:

@@ -9,7 +9,9 @@ from paceline.errors import InvalidOptionError
 from paceline.spec.choice import PLAIN, choose
 from paceline.spec.config import REJECTION_SAMPLE_METHODS, SpeculativeConfig
 from paceline.spec.proposers import PROPOSERS
-from paceline.verify import VERIFIERS
+from paceline.spec.rule_options import RULE_OPTIONS
+from paceline.verify import VERIFIERS, make_verifier
+from paceline.verify.rule_verifier import RuleVerifier
 from tests.spec.replaying import request, speculator
 
 
@@ -60,6 +62,13 @@ def test_the_rules_are_the_verifiers() -> None:
         ({"method": "ngram", "num_speculative_tokens": True}, "got True"),
         ({"method": "ngram", "prompt_lookup_min": 9}, "above prompt_lookup_max 3"),
         ({"method": "ngram", "node_budget": 5000}, "node_budget must be a whole number"),
+        (
+            {"method": "ngram", "epsilon": 0.2},
+            "'epsilon' is an option of rejection_sample_method 'typical', but the rule",
+        ),
+        ({"method": "ngram", "rejection_sample_method": "typical", "epsilon": 0}, "epsilon must be a number above 0"),
+        ({"method": "ngram", "rejection_sample_method": "typical", "alpha": 1.5}, "at most 1.0, got 1.5"),
+        ({"method": "ngram", "rejection_sample_method": "typical", "alpha": "high"}, "alpha must be a number"),
         ({"method": "ngram", "rejection_sample_method": "strict"}, "one of sample_match, rejection"),
         ({"method": "suffix", "rejection_sample_method": "rejection"}, "verifies chains"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": float("nan")}, "number from 0.0 to 1.0"),
@@ -84,6 +93,20 @@ def test_the_rules_are_the_verifiers() -> None:
 def test_what_is_wrong_is_refused_with_the_reason(given: Any, says: str) -> None:
     with pytest.raises(InvalidOptionError, match=says):
         SpeculativeConfig.parse(given)
+
+
+def test_a_rule_s_own_options_reach_the_verifier() -> None:
+    config = parse({"method": "ngram", "rejection_sample_method": "typical", "epsilon": 0.5})
+    assert config.rule_options == {"epsilon": 0.5, "alpha": 0.3}
+    assert "epsilon" not in config.options
+    verifier = make_verifier(config.rejection_sample_method, **config.rule_options)
+    assert isinstance(verifier, RuleVerifier) and verifier.rule.keywords == {"epsilon": 0.5, "alpha": 0.3}  # type: ignore[attr-defined]
+    assert parse("ngram").rule_options == {}
+
+
+def test_the_defaults_of_a_rule_are_said_once() -> None:
+    defaults = {key: option.default for key, option in RULE_OPTIONS["typical"].items()}
+    assert make_verifier("typical").rule.keywords == defaults  # type: ignore[attr-defined]
 
 
 def test_members_share_the_size_of_the_whole_unless_they_have_their_own() -> None:
