@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--quick", action="store_true", help="about a minute")
     size.add_argument("--thorough", action="store_true", help="hours: every method, tree, batch size and chunking")
     group = parser.add_argument_group("what to look at (lists are separated by commas)")
-    group.add_argument("--methods", metavar="NAMES", help="drafting methods besides oracle trees; 'none' for no other")
+    group.add_argument("--methods", metavar="NAMES", help="besides oracle trees: drafting methods, or 'all' or 'none'")
     group.add_argument("--shapes", metavar="SHAPES", help="oracle trees: chain, random, or widths such as 4x2x1")
     group.add_argument("--batch-sizes", metavar="SIZES", help="requests that run together, such as 1,8,32")
     group.add_argument(
@@ -98,7 +98,9 @@ def make_plan(args: argparse.Namespace) -> "Plan":
     plan = QUICK if args.quick else THOROUGH if args.thorough else USUAL
     changes: dict[str, Any] = {}
     if args.methods is not None:
-        changes["methods"] = () if args.methods == "none" else _names(args.methods, "--methods", PROPOSERS)
+        groups = {"none": (), "all": USUAL.methods}
+        named = args.methods in groups
+        changes["methods"] = groups[args.methods] if named else _names(args.methods, "--methods", PROPOSERS)
     if args.settings is not None:
         changes["settings"] = _names(args.settings, "--settings", SETTINGS)
     if args.rules is not None:

@@ -53,12 +53,11 @@ class DraftScores:
             return self._sample(rows, logits)
         edited = [i for i, (request, _) in enumerate(rows) if not self.is_plain(request)]
         if edited:
-            logits = logits.clone()
+            values = host_copy(logits)
             noise: dict[tuple[str, int], Floats] = {}
             for i in edited:
-                own: FloatRow = logits[i].float().cpu().numpy()
-                scores = torch.from_numpy(self._scores(*rows[i], own, noise))
-                logits[i] = scores.to(logits.device)
+                values[i] = self._scores(*rows[i], values[i], noise)
+            logits = torch.from_numpy(values).to(logits.device)
         ids, log_probs = self._top(logits, k)
         return Scored(self._ids[ids], log_probs)
 
@@ -111,8 +110,9 @@ class DraftScores:
         return out
 
     def _sample(self, rows: Sequence[tuple[Request, int]], logits: Tensor) -> Scored:
-        wide = torch.full((len(rows), self._vocab_size), -torch.inf)
-        wide[:, self._ids] = logits.float().cpu()
+        values = np.full((len(rows), self._vocab_size), -np.inf, dtype=np.float32)
+        values[:, self._ids] = host_copy(logits)
+        wide = torch.from_numpy(values)
         nodes = [NodeRow(request, node_row(request, depth).draft_ids, i) for i, (request, depth) in enumerate(rows)]
         drawn = draft_tokens(nodes, wide, "sampled", draws=[depth for _, depth in rows])
         token_ids = np.array([d.token_ids[:1] or [0] for d in drawn], dtype=np.int64)
@@ -123,3 +123,9 @@ class DraftScores:
 def node_row(request: Request, depth: int) -> NodeRow:
     """A row `depth` draft tokens below the root. Which tokens hardly matters to a draft; how many does."""
     return NodeRow(request, (request.token_ids[-1],) * depth, 0)
+
+
+def host_copy(logits: Tensor) -> Floats:
+    """Float32 on the CPU, made by numpy: PyTorch would wake its threads, and the native ones hold on to their cores."""
+    copy: Floats = np.array(logits.cpu().float().numpy())
+    return copy

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from paceline.models.drafters.eagle3 import Eagle3, Eagle3Config
-from paceline.train.attention import TrainingTimeTest
 from paceline.train.corpus import Batch
 from paceline.train.losses import soft_cross_entropy
 from paceline.train.recipe import DraftVocabulary, FusionScale, LossOutput, shift_states
 from paceline.train.target import DenseTarget, TargetPass
+from paceline.train.unroll import unroll
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,14 +96,8 @@ class Eagle3Recipe:
 
     def _unroll(self, batch: Batch, target: TargetPass, num_steps: int) -> Iterator[Tensor]:
         """The feature that comes out of every step, for every anchor: each [sequences, positions, hidden]"""
-        attend = TrainingTimeTest()
-        feature = self.network.fuse(self.scale(target.features))
-        length = batch.tokens.shape[1]
-        for i in range(num_steps):
-            embedding = self.target.embedding[batch.shifted(1 + i)]
-            cos, sin = self.target.cos[i : i + length], self.target.sin[i : i + length]
-            feature = self.network(embedding, feature, cos, sin, attend)
-            yield feature
+        fused = self.network.fuse(self.scale(target.features))
+        return unroll(self.network, self.target, batch, fused, num_steps)
 
     def card(self) -> dict[str, Any]:
         return {"hidden_layers": list(self.hidden_layers), "draft_vocab_size": len(self.network.d2t)}

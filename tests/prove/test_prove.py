@@ -202,6 +202,8 @@ def test_the_command_overlays_the_plan(no_model: None, monkeypatch: pytest.Monke
     assert plan.chunks == (None, 40) and plan.settings == ("greedy",) and plan.rules == ("block",)
     assert (plan.num_prompts, plan.max_tokens, plan.num_samples) == (2, 7, 11)
     assert [case.name for case in engine_cases(plan)][-1] == "ngram"
+    main(["verify", "--quick", "--methods", "all"])
+    assert {"eagle", "eagle3", "merge", "suffix"} <= set(seen[-1].methods) and "oracle" not in seen[-1].methods
 
 
 @pytest.mark.slow
