@@ -82,7 +82,7 @@ class Ours:
 
 def main() -> int:
     args = parse_arguments()
-    model = LLM(args.model, num_threads=args.threads, enable_prefix_caching=False)
+    model = LLM(args.model, {"method": "none"}, num_threads=args.threads, enable_prefix_caching=False)
     loaded = model.engine.model
     decoder = loaded.decoder
     assert isinstance(decoder, NativeDecoder), "this benchmark measures the native kernels; build them first"

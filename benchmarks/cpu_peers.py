@@ -59,8 +59,12 @@ class OpenVino:
 
         self.genai = openvino_genai
         options = {"INFERENCE_NUM_THREADS": threads}
-        self.plain = openvino_genai.LLMPipeline(gguf, "CPU", options)
-        self.lookup = openvino_genai.LLMPipeline(gguf, "CPU", {**options, "prompt_lookup": True})
+        # Its pipelines keep prompts between calls unless told not to, and then a prompt's second run has no prefill.
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.enable_prefix_caching, scheduler.cache_size = False, 1
+        scheduler.max_num_batched_tokens = 4096
+        self.plain = openvino_genai.LLMPipeline(gguf, "CPU", scheduler_config=scheduler, **options)
+        self.lookup = openvino_genai.LLMPipeline(gguf, "CPU", scheduler_config=scheduler, prompt_lookup=True, **options)
 
     def run(self, prompts: Prompts, max_tokens: int, lookup: bool) -> tuple[float, int]:
         import numpy as np

@@ -26,6 +26,7 @@ from paceline.core.outputs import RequestOutput
 from paceline.models.loader import LoadedModel, load_model
 
 TEXT = "The lighthouse keeper climbed the stairs every evening, and every evening he counted them. "
+PLAIN = {"method": "none"}
 
 
 def main() -> int:
@@ -78,7 +79,7 @@ def against_transformers(args: argparse.Namespace, model: LoadedModel) -> list[d
     except ImportError:
         return []
     peer = AutoModelForCausalLM.from_pretrained(model.path, dtype=model.decoder.dtype).eval()
-    llm = LLM(model, max_model_len=1024)
+    llm = LLM(model, PLAIN, max_model_len=1024)
     prompt = llm.get_tokenizer().encode(TEXT)
 
     def ours() -> float:
@@ -100,7 +101,7 @@ def against_transformers(args: argparse.Namespace, model: LoadedModel) -> list[d
 
 
 def batching(args: argparse.Namespace, model: LoadedModel) -> list[dict[str, Any]]:
-    llm = LLM(model, max_model_len=1024, enable_prefix_caching=False)
+    llm = LLM(model, PLAIN, max_model_len=1024, enable_prefix_caching=False)
     prompt = llm.get_tokenizer().encode(TEXT)
 
     def tok_s(count: int) -> float:
@@ -117,7 +118,7 @@ def batching(args: argparse.Namespace, model: LoadedModel) -> list[dict[str, Any
 
 
 def prefix_reuse(args: argparse.Namespace, model: LoadedModel) -> list[dict[str, Any]]:
-    llm = LLM(model, max_model_len=2048)
+    llm = LLM(model, PLAIN, max_model_len=2048)
     base = llm.get_tokenizer().encode(TEXT * 80)[:1000]
     ratios, times = [], []
     for turn in range(args.rounds):
@@ -140,7 +141,7 @@ def overhead(args: argparse.Namespace, model: LoadedModel) -> list[dict[str, Any
     lines = []
     for batch, limit in ((1, 0.05), (32, 0.10)):
         for method in (None, "ngram"):
-            llm = LLM(model, {"method": method} if method else None, max_model_len=1024)
+            llm = LLM(model, {"method": method} if method else PLAIN, max_model_len=1024)
             prompts = [[i + 1, *llm.get_tokenizer().encode(TEXT * 2)] for i in range(batch)]
             llm.generate(prompts, greedy(4))
             llm.engine.core.clock.reset()
@@ -159,7 +160,7 @@ def memory(args: argparse.Namespace, model: LoadedModel) -> list[dict[str, Any]]
     pool = 256 << 20
     script = (
         "import resource, sys; from paceline import LLM, SamplingParams;"
-        f"llm = LLM({args.model!r}, dtype={args.dtype!r}, kv_cache_memory_bytes={pool}, max_model_len=1024);"
+        f"llm = LLM({args.model!r}, {PLAIN}, dtype={args.dtype!r}, kv_cache_memory_bytes={pool}, max_model_len=1024);"
         f"llm.generate([{TEXT!r}] * 8, SamplingParams(temperature=0, max_tokens=16));"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )

@@ -91,7 +91,7 @@ def measure_engine(model: str, name: str, nodes: int, depth: int) -> dict[str, A
     """Seconds per step that the engine spent in its passes and in verification."""
     from paceline import LLM
 
-    llm = LLM(model, max_model_len=256)
+    llm = LLM(model, {"method": "none"}, max_model_len=256)
     params = SamplingParams(**OPTIONS[name], seed=1, max_tokens=48, ignore_eos=True)
     prompt = "The history of the bicycle begins"
     (plain,) = llm.generate(prompt, params)
