@@ -28,6 +28,8 @@ _MEMBER_COUNTS = (
     ("spec_decode_member_num_accepted_tokens_total", "num_accepted_tokens", "draft nodes accepted, by member"),
 )
 
+DRAFTING = ("pays", "probe")  # reasons for which something is offered
+
 
 class Metrics:
     def __init__(self) -> None:
@@ -97,7 +99,29 @@ def _speculation_families(speculation: Mapping[str, Any]) -> list[Family]:
         for position, count in enumerate(stats["accepted_per_position"]):
             positions.add(count, method=method, position=str(position))
         length.add(stats["mean_acceptance_length"], method=method)
-    return [*families, positions, length]
+    return [*families, positions, length, *_decision_families(speculation)]
+
+
+def _decision_families(speculation: Mapping[str, Any]) -> list[Family]:
+    """What a method that decides for itself decided, and why (spec/controller.py)."""
+    steps = Family(PREFIX + "spec_decode_decisions_total", "counter", "steps, by what was decided and why")
+    nodes = Family(PREFIX + "spec_decode_decision_nodes_total", "counter", "draft nodes, drafted and offered")
+    asked = Family(PREFIX + "spec_decode_member_asked_total", "counter", "steps in which a member was asked")
+    awake = Family(PREFIX + "spec_decode_member_awake", "gauge", "1: the member is asked now, by its state")
+    own = Family(PREFIX + "spec_decode_decision_seconds_total", "counter", "time spent deciding")
+    for method, stats in speculation.items():
+        made = stats.get("decisions")
+        if made is None:
+            continue
+        for reason, count in made["reasons"].items():
+            steps.add(count, method=method, decision="draft" if reason in DRAFTING else "plain", reason=reason)
+        for kind in ("drafted", "offered"):
+            nodes.add(made[f"{kind}_nodes"], method=method, kind=kind)
+        for member, figures in made["members"].items():
+            asked.add(figures["num_asked"], method=method, member=member)
+            awake.add(int(figures["asked"]), method=method, member=member, state=figures["state"])
+        own.add(made["own_s"], method=method)
+    return [steps, nodes, asked, awake, own]
 
 
 def _saved_family(recorder: Recorder) -> Family:

@@ -8,6 +8,7 @@ Before the first step the shape comes from a short calibration of the model itse
 """
 
 import bisect
+import itertools
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -20,9 +21,10 @@ from paceline.spec.services import Services
 KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 GUESS_PER_ROW = 0.06  # without a calibration: each further row costs this much of the first
 LEVEL_RATE, SHAPE_RATE = 0.2, 0.03
+REPEATED_RATE, REPEATED = 0.3, 0.05  # of the shape where a knot is off by this much twice in a row, the same way
 OUTLIER = 0.3  # one step moves the curve at most as if it were off by this much (in log seconds)
 CALIBRATION_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-CALIBRATION_S = 1.0
+CALIBRATION_ROUNDS, CALIBRATION_S = 4, 1.0  # as many rounds as fit into the time, one at least
 
 
 class PassCostModel:
@@ -35,6 +37,8 @@ class PassCostModel:
         self._log_shape = [math.log(_interpolate(sorted(prior.items()), knot)) for knot in KNOTS]
         self._level = 0.0
         self._curve: list[float] = []  # seconds at the knots, never falling
+        self._last_error = [0.0] * len(KNOTS)
+        self._last_knot = self._other_knot = -1  # seen last, and before it another one
         self.num_observed = 0
         self._draw()
 
@@ -62,18 +66,28 @@ class PassCostModel:
         else:
             error = min(OUTLIER, max(-OUTLIER, error))
             self._level += LEVEL_RATE * error
-            self._bend(rows, SHAPE_RATE * error)
+            self._bend(rows, error)
         self._draw()
 
-    def _bend(self, rows: int, amount: float) -> None:
+    def _bend(self, rows: int, error: float) -> None:
+        """A knot that is wrong again in one direction, while another is not, is moved quickly."""
         right = min(max(1, bisect.bisect_left(KNOTS, rows)), len(KNOTS) - 1)
         share = min(1.0, (rows - KNOTS[right - 1]) / (KNOTS[right] - KNOTS[right - 1]))
+        nearest = right if share >= 0.5 else right - 1
+        before, self._last_error[nearest] = self._last_error[nearest], error
+        if nearest != self._last_knot:
+            self._last_knot, self._other_knot = nearest, self._last_knot
+        repeated = before * error > 0.0 and min(abs(before), abs(error)) > REPEATED
+        repeated = repeated and self._other_knot >= 0 and self._last_error[self._other_knot] * error <= 0.0
+        amount = error * (REPEATED_RATE if repeated else SHAPE_RATE)
         self._log_shape[right - 1] += (1.0 - share) * amount
         self._log_shape[right] += share * amount
 
     def _draw(self) -> None:
-        highest = 0.0
-        self._curve = [highest := max(highest, math.exp(self._level + height)) for height in self._log_shape]
+        """Between the lowest curve above all knots to the left and the highest below all knots to the right."""
+        above = list(itertools.accumulate(self._log_shape, max))
+        below = list(itertools.accumulate(reversed(self._log_shape), min))[::-1]
+        self._curve = [math.exp(self._level + (a + b) / 2) for a, b in zip(above, below, strict=True)]
 
     def table(self, rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)) -> dict[int, float]:
         return {count: self.at(count) for count in rows}
@@ -100,16 +114,18 @@ def calibrate(services: Services) -> dict[int, float]:
         return {}
     measured: dict[int, float] = {}
     begin_s = time.perf_counter()
-    for rows in CALIBRATION_ROWS:
-        if rows * services.block_size > services.num_slots or time.perf_counter() - begin_s > CALIBRATION_S:
-            break
-        batch = _one_token_each(rows, services)
-        times = []
-        for _ in range(3):
+    sizes = [rows for rows in CALIBRATION_ROWS if rows * services.block_size <= services.num_slots]
+    batches = {rows: _one_token_each(rows, services) for rows in sizes}
+    if sizes:
+        decoder.forward(batches[sizes[0]], kv_cache)  # the first pass of all prepares things
+    # Round after round over all sizes: a slow moment of the machine hits them all alike, or only one round.
+    for number in range(CALIBRATION_ROUNDS):
+        for rows, batch in batches.items():
+            if number and time.perf_counter() - begin_s > CALIBRATION_S:
+                return measured
             pass_begin_s = time.perf_counter()
             float(decoder.forward(batch, kv_cache).logits[0, 0])  # reading a value waits for the device
-            times.append(time.perf_counter() - pass_begin_s)
-        measured[rows] = min(times)
+            measured[rows] = min(time.perf_counter() - pass_begin_s, measured.get(rows, math.inf))
     return measured
 
 

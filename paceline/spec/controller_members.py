@@ -69,7 +69,12 @@ class MemberChoice(Usefulness):
         for name, account in self.accounts.items():
             member = self.dear.get(name)
             state = "cheap" if member is None else "pays" if member.awake else "trial" if member.on_trial else "asleep"
-            figures[name] = {"asked": account.awake, "state": state, "seconds": account.total_s}
+            figures[name] = {
+                "asked": account.awake,
+                "state": state,
+                "num_asked": account.num_asked,
+                "seconds": account.total_s,
+            }
             if member is not None:
                 figures[name]["profit_s_per_step"] = member.profit_s
         return figures
@@ -86,6 +91,8 @@ class MemberChoice(Usefulness):
 
     def worth_asking(self) -> list[str]:
         self._asked = [name for name, account in self.accounts.items() if account.awake]
+        for name in self._asked:
+            self.accounts[name].num_asked += 1
         return self._asked
 
     def record(self, hits: Sequence[Sequence[str]], num_tokens: int) -> None:

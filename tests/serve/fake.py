@@ -77,7 +77,16 @@ class FakeBackend:
             "draft_s": 0.25,
             "mean_acceptance_length": 1.6,
         }
-        return {"ngram": counts | method | {"by_member": {"a": counts}}}
+        member = {"asked": True, "state": "cheap", "num_asked": 9, "seconds": 0.002}
+        decisions = {
+            "reasons": {"pays": 3, "too_dear": 1},
+            "drafted_nodes": 9,
+            "offered_nodes": 4,
+            "members": {"a": member},
+            "own_s": 0.001,
+            "last_decision": "2 nodes for 1 request",
+        }
+        return {"ngram": counts | method | {"by_member": {"a": counts}, "decisions": decisions}}
 
     def watch(self, observer: StepObserver) -> None:
         self._observers.append(observer)

@@ -53,6 +53,21 @@ def complete(http: httpx.Client, **options: Any) -> dict[str, Any]:
     return body
 
 
+def test_what_auto_decided_is_in_the_metrics_and_on_the_page() -> None:
+    model = LoadedModel("toy", Path("."), ToyDecoder.config, ToyDecoder(), ToyChatTokenizer(), "toy")  # type: ignore[arg-type]
+    backend = EngineBackend(AsyncLLM(model, max_num_seqs=8, num_kv_blocks=64, max_num_batched_tokens=64), METHODS)
+    with running(backend, drain_timeout_s=1) as server, server.client() as client:  # type: ignore[arg-type]
+        complete(client, temperature=0)
+        lines = client.get("/metrics").text.splitlines()
+        decisions = client.get("/api/live").json()["speculation"]["auto"]["decisions"]
+    backend.shutdown()
+    counted = [line for line in lines if line.startswith("paceline:spec_decode_decisions_total{")]
+    assert all('method="auto"' in line and 'decision="' in line and 'reason="' in line for line in counted)
+    assert sum(float(line.split()[-1]) for line in counted) == decisions["steps"] > 0
+    assert any('spec_decode_member_asked_total{model_name="fake",method="auto",member="suffix"}' in x for x in lines)
+    assert decisions["members"]["suffix"]["state"] == "cheap" and decisions["last_decision"]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_same_seed_same_text_whatever_drafts(http: httpx.Client, temperature: float) -> None:
     choices = ({"off": True}, None, {"method": "ngram", "num_speculative_tokens": 7}, {"method": "suffix"})

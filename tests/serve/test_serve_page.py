@@ -50,6 +50,13 @@ def test_the_latest_tree_and_the_acceptance_are_drawn(page: tuple[browser.Browse
     assert chromium.run("return document.querySelectorAll('#methods .bars div').length") == 2
 
 
+def test_decisions_are_shown_with_their_reasons(page: tuple[browser.Browser, Running]) -> None:
+    chromium, _ = page
+    chromium.wait_for("document.querySelector('#decisions').textContent.includes('2 nodes for 1 request')")
+    rows = chromium.run("return [...document.querySelectorAll('#decisions tr')].map(r => r.textContent)")
+    assert rows[0] == "drafted: it pays75 %" and "a: cheap" in rows[-1]
+
+
 def test_speculation_can_be_switched_off(page: tuple[browser.Browser, Running]) -> None:
     chromium, server = page
     chromium.run("document.querySelector('#speculate').click(); document.querySelector('#send').click()")

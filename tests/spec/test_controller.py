@@ -195,3 +195,13 @@ def test_it_says_what_it_decided_and_why() -> None:
     off = Replay([_recorded("noise", 1)], {"method": "auto"}, pass_cost=DEAR_ROWS)
     off.run()
     assert off.speculator.stats()["auto"]["decisions"]["last_decision"].startswith("off: no draft")
+
+
+def test_one_bad_knot_of_the_calibration_does_not_raise_all_above_it() -> None:
+    true = {1: 10.0, 2: 10.5, 3: 11.0, 4: 11.5, 8: 14.0}
+    disturbed = PassCostModel(true | {2: 20.0})
+    assert disturbed.at(8) / disturbed.at(1) == pytest.approx(1.4, rel=0.2)
+    for _ in range(12):
+        disturbed.observe(1, 0.0100)
+        disturbed.observe(2, 0.0105)
+    assert disturbed.at(2) / disturbed.at(1) < 1.15

@@ -80,6 +80,28 @@ function bars(stats) {
   return holder;
 }
 
+const REASONS = {
+  pays: "drafted: it pays", probe: "drafted: to see whether it would pay", too_dear: "plain: drafts would cost more than they save",
+  nothing_drafted: "plain: nobody had a guess", asleep: "plain: drafts have not paid lately", no_decoding: "plain: only prompts",
+};
+
+function decisions(speculation) {
+  const found = Object.values(speculation).find((s) => s.decisions);
+  if (!found) return;
+  const made = found.decisions, table = element("table"), body = table.createTBody();
+  const total = Object.values(made.reasons).reduce((sum, n) => sum + n, 0);
+  for (const [reason, count] of Object.entries(made.reasons).sort((a, b) => b[1] - a[1])) {
+    const row = body.insertRow();
+    for (const text of [REASONS[reason] || reason, percent(count / total)]) row.append(element("td", text));
+  }
+  for (const [name, member] of Object.entries(made.members)) {
+    const row = body.insertRow();
+    for (const text of [`↳ ${name}: ${member.state}`, milliseconds(member.seconds)]) row.append(element("td", text));
+  }
+  const note = `${made.drafted_nodes} nodes drafted, ${made.offered_nodes} offered`;
+  $("decisions").replaceChildren(element("p", made.last_decision, "name"), table, element("p", note, "name"));
+}
+
 function offerMethods(names) {
   const select = $("method");
   if (select.options.length > 1) return;
@@ -93,6 +115,7 @@ function show(now) {
   tiles(now, speed);
   spark(speed);
   methods(now.speculation);
+  decisions(now.speculation);
   offerMethods(now.methods);
   if (now.trees.length) drawTree($("tree"), now.trees[now.trees.length - 1]);
 }
