@@ -13,9 +13,12 @@ from dataclasses import dataclass
 
 MEMORY = 128.0  # steps over which earnings and costs are averaged
 REVIEW_EVERY = 64
+EARLY_REVIEWS = (8, 16, 32)  # for members so dear that a few steps are enough to know
 PROBE_EVERY, PROBE_STEPS = 256, 16  # sleepers are asked for a few steps in a row: some need to see a few to be right
 PROBE_SHARE = 0.005  # of the elapsed time that probing one sleeper may take
-WAKE_MARGIN = 1.5  # a sleeper must promise this much more than it costs
+# What a member must bring over what it costs, to stay awake and to wake up. Above 1, because tokens that it alone
+# drafted are worth less than they seem: in text that easy, the others often draft them a step later.
+KEEP_MARGIN, WAKE_MARGIN = 1.5, 2.5
 
 
 @dataclass(slots=True)
@@ -55,7 +58,7 @@ class Usefulness:
         """Members to ask in this step, in order."""
         self._close_step()
         self._num_steps += 1
-        if self._num_steps % REVIEW_EVERY == 0:
+        if self._num_steps % REVIEW_EVERY == 0 or self._num_steps in EARLY_REVIEWS:
             self._review()
         self._asked = [name for name, account in self.accounts.items() if account.awake or self._is_probed(account)]
         for name in self._asked:
@@ -77,9 +80,10 @@ class Usefulness:
     def _others(self, voters: Sequence[str], name: str) -> bool:
         return any(self.accounts[voter].awake for voter in voters if voter != name)
 
-    def _profit_s(self, account: Account, margin: float = 1.0) -> float:
+    def _profit_s(self, account: Account, margin: float = KEEP_MARGIN) -> float:
         token_s = self._step_s / max(self._tokens, 1.0)  # what a token costs
-        return account.earned * token_s - margin * account.cost_s
+        promise = account.earned + 1.0 / max(account.num_asked, 1)  # in doubt for the member: the next token may be its
+        return promise * token_s - margin * account.cost_s
 
     def _review(self) -> None:
         """Wake sleepers that would pay; else put the worst loser to sleep, but never the last one awake."""

@@ -11,7 +11,7 @@ from paceline.core.tree import DraftTree
 from paceline.spec.credit import Credit, make_guess
 from paceline.spec.proposer import Budget, Needs, RequestPass, StepContext
 from paceline.spec.proposers.merge import MergeProposer, side_by_side
-from paceline.spec.usefulness import PROBE_EVERY, PROBE_STEPS, REVIEW_EVERY, Usefulness
+from paceline.spec.usefulness import EARLY_REVIEWS, PROBE_EVERY, PROBE_STEPS, REVIEW_EVERY, Usefulness
 from tests.spec.replaying import SERVICES, replay, request, speculator, tokens_per_step
 from tests.toy import VOCAB, run_all, toy_core, toy_request
 
@@ -36,6 +36,7 @@ def merge_of(**trees: DraftTree) -> MergeProposer:
     merged.members = {name: Fixed(name, tree) for name, tree in trees.items()}
     merged._limits = dict.fromkeys(trees, Budget(32, 16))
     merged.usefulness = Usefulness(list(trees))
+    merged.usefulness.clock = lambda: 0.0  # asking costs nothing: nobody is put to sleep
     return merged
 
 
@@ -113,6 +114,19 @@ def test_a_member_that_brings_nothing_is_put_to_sleep_and_probed() -> None:
     assert not use.accounts["useless"].awake
 
 
+def test_a_dear_member_is_put_to_sleep_after_a_few_steps() -> None:
+    """One that takes three times as long as a pass, and brings something, but not that much."""
+    use = Usefulness(["good", "dear"])
+    asked = 0
+    for _ in range(REVIEW_EVERY):
+        for name in use.worth_asking():
+            use.accounts[name].spent_s = 0.030 if name == "dear" else 0.0001
+            asked += name == "dear"
+        use._step_s = 0.010
+        use.record([["good"], ["dear"]], 3)
+    assert asked < EARLY_REVIEWS[0]
+
+
 def test_of_two_that_say_the_same_one_stays_awake() -> None:
     use = Usefulness(["a", "b"])
     run_usefulness(use, {"accepted": [["a", "b"], ["a", "b"]]}, 20 * REVIEW_EVERY)
@@ -164,7 +178,11 @@ def test_a_useless_member_costs_no_tokens(monkeypatch: pytest.MonkeyPatch) -> No
     """An oracle that is always wrong beside two that are often right: under 2 % of the tokens per step.
 
     There is no model here, so asking is said to cost a thousandth of a pass."""
-    monkeypatch.setattr(Usefulness, "_profit_s", lambda self, account, margin=1.0: account.earned - margin * 0.001)
+    monkeypatch.setattr(
+        Usefulness,
+        "_profit_s",
+        lambda self, account, margin=1.0: account.earned + 1.0 / max(account.num_asked, 1) - margin * 0.001,
+    )
     prompt, output = phrases(1, 100), phrases(1, 1500)
     wrong = {"method": "oracle", "sequences": [[*prompt, *output]], "accuracy": 0.0}
     lengths = []
