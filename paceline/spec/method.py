@@ -14,6 +14,7 @@ from paceline.spec.services import Services
 
 MAX_DRAFT_DEPTH = 128
 MAX_DRAFT_NODES = 512
+LEAST_LIKELY = 0.08  # probability of a path, by the drafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,12 @@ def feature_options(depth: int, nodes: int) -> dict[str, Option]:
         "draft_width": Option(8, whole(1, 64), "children of a node, and paths extended at each depth"),
         "draft_min_prob": Option(0.0, real(0.0, 1.0), "least probability, by the drafter, of a path that is offered"),
     }
+
+
+def likely_paths(given: dict[str, Any]) -> dict[str, Any]:
+    """A size that was asked for is filled. Otherwise a node must be likely enough to pay for its row of the pass: on a
+    CPU a row costs a few percent of a pass, and a wrong one is for nothing."""
+    return given if "node_budget" in given else {"draft_min_prob": LEAST_LIKELY} | given
 
 
 def is_chain(options: Mapping[str, Any]) -> bool:

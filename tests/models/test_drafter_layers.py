@@ -54,22 +54,21 @@ def rows(num_rows: int, positions: list[int], tails: list[list[int]], contexts: 
 
 
 @pytest.mark.parametrize("qk_norm", [False, True])
-@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize(("storage", "tolerance"), [("float32", 1e-4), ("int8", 0.05), ("int4", 0.5)])
 @pytest.mark.parametrize("wide", [False, True])
-def test_layer_matches_its_twin(wide: bool, quantized: bool, qk_norm: bool) -> None:
+def test_layer_matches_its_twin(wide: bool, storage: str, tolerance: float, qk_norm: bool) -> None:
     torch.manual_seed(0)
     config = replace(CONFIG, qk_norm=qk_norm)
     modules: list[nn.Module] = [WideLayer(config) if wide else DecoderLayer(config) for _ in range(2)]
     weights = {f"{i}.{name}": value for i, module in enumerate(modules) for name, value in module.state_dict().items()}
     frequencies, scale = rope_frequencies(config)
-    native = NativeLayers(config, weights, frequencies, scale, 128, num_threads=2, quantized=quantized)
+    native = NativeLayers(config, weights, frequencies, scale, 128, num_threads=2, storage=storage)
     twin = TorchLayers(config, modules, 128, torch.device("cpu"))
     twin.kv_cache.normal_()
     native.kv_cache.copy_(twin.kv_cache)
     batch = rows(6, [3, 4, 5, 9, 10, 10], [[0], [0, 1], [0, 1, 2], [3], [4, 3], [5]], [3, 3, 3, 25, 9, 0])
     inputs, stream = torch.randn(6, config.hidden_size * (2 if wide else 1)), torch.randn(6, config.hidden_size)
     expected, found = twin.forward(1, inputs, stream, batch), native.forward(1, inputs, stream, batch)
-    tolerance = 0.05 if quantized else 1e-4
     torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(native.kv_cache, twin.kv_cache, rtol=tolerance, atol=tolerance)
 
@@ -93,10 +92,22 @@ def test_linear_matches_its_twin(num_rows: int) -> None:
     torch.manual_seed(0)
     linear = nn.Linear(70, 101)
     x = torch.randn(num_rows, 70)
-    native = NativeLinear(linear.weight, linear.bias, num_threads=2, quantized=False)
+    native = NativeLinear(linear.weight, linear.bias, num_threads=2, storage="float32")
     torch.testing.assert_close(native(x), linear(x).detach(), rtol=1e-4, atol=1e-4)
     rough = NativeLinear(linear.weight, linear.bias, num_threads=2)
     torch.testing.assert_close(rough(x), linear(x).detach(), rtol=0.05, atol=0.05)
+
+
+def test_four_bits_keep_what_they_can_hold() -> None:
+    """Sixteen evenly spaced values per 32 weights are exactly what a block of nibbles holds."""
+    torch.manual_seed(0)
+    steps = torch.randint(0, 16, (40, 3, 32))
+    steps[..., 0], steps[..., 1] = 0, 15
+    weight = (0.25 * steps - 1.5).flatten(1)
+    x = torch.randint(-5, 6, (3, 96)).float()
+    x[:, ::32] = 127.0  # so that whole numbers are exact in int8
+    native = NativeLinear(weight, None, num_threads=2, storage="int4")
+    torch.testing.assert_close(native(x), x @ weight.T, rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize(("num_rows", "size", "k"), [(1, 5, 5), (3, 1000, 8), (9, 777, 1)])

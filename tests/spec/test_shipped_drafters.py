@@ -16,9 +16,10 @@ CHAIN = {"num_speculative_tokens": 4, "node_budget": 4}
 CONFIGS: dict[str, tuple[dict[str, Any], float]] = {
     # name -> (configuration, tokens per pass that greedy decoding must reach on these two easy answers)
     "eagle3 chain": ({"method": "eagle3", **CHAIN}, 1.8),
-    "eagle3 tree": ({"method": "eagle3"}, 2.2),
-    "medusa": ({"method": "medusa"}, 1.3),
-    "dflash": ({"method": "dflash"}, 1.6),
+    "eagle3 tree": ({"method": "eagle3", "node_budget": 32}, 2.2),
+    "eagle3 as it comes": ({"method": "eagle3"}, 1.8),
+    "medusa": ({"method": "medusa", "node_budget": 32}, 1.3),
+    "dflash": ({"method": "dflash", "node_budget": 32}, 1.6),
     "draft": ({"method": "draft_model"}, 1.8),
     "merge": ({"method": "merge", "members": ["ngram", "suffix", "eagle3"], "node_budget": 24}, 2.2),
 }

@@ -49,19 +49,22 @@ class Placement:
         return self.num_threads or default_num_threads()
 
 
-def make_linear(linear: nn.Linear, place: Placement) -> Linear:
+def make_linear(linear: nn.Linear, place: Placement, storage: str = "int8") -> Linear:
+    """`storage`: of native weights, as in `NativeLinear`."""
     if place.is_native:
-        return NativeLinear(linear.weight, linear.bias, num_threads=place.threads)
+        return NativeLinear(linear.weight, linear.bias, num_threads=place.threads, storage=storage)
     return linear.to(place.device)
 
 
-def make_layers(config: ModelConfig, modules: list[nn.Module], num_slots: int, place: Placement) -> Layers:
+def make_layers(
+    config: ModelConfig, modules: list[nn.Module], num_slots: int, place: Placement, storage: str = "int8"
+) -> Layers:
     """`modules`: one per layer, each with `self_attn`, `mlp` and `post_attention_layernorm`."""
     if not place.is_native:
         return TorchLayers(config, modules, num_slots, place.device)
     weights = {f"{i}.{name}": value for i, module in enumerate(modules) for name, value in module.state_dict().items()}
     frequencies, scale = rope_frequencies(config)
-    return NativeLayers(config, weights, frequencies, scale, num_slots, num_threads=place.threads)
+    return NativeLayers(config, weights, frequencies, scale, num_slots, num_threads=place.threads, storage=storage)
 
 
 class TorchLayers:

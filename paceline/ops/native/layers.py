@@ -1,7 +1,8 @@
 """A matrix, or a decoder layer with its own input, in one native call: what drafter networks are run with on a CPU.
 
 `src/layers.cpp` has the other side. Weights are packed when they are handed over, by default as int8 with a scale per
-32 weights: a draft step then reads a quarter of the memory that float32 would take.
+32 weights: a draft step then reads a quarter of the memory that float32 would take. As int4 (a scale and a least value
+per 32 weights) it reads little more than an eighth, and drafts are wrong a little more often.
 """
 
 import ctypes
@@ -22,6 +23,7 @@ from paceline.errors import InvalidOptionError
 from paceline.ops.native.library import FORMATS, MATRICES, SOURCES, STATUS, VECTORS, Config, load
 
 IntArray = NDArray[np.int32]
+NIBBLES = 4  # `U4M` of src/kernels.h: what Q4_1 blocks become
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "pl_matrix_new": (c_void_p, [c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_int32]),
@@ -85,17 +87,35 @@ def _call() -> ctypes.CDLL:
     return loaded
 
 
+def _packable(weight: Tensor, storage: str) -> tuple[int, int, Tensor]:
+    """A matrix as the native side takes it: what it is made from, how it is to be kept, and the bytes."""
+    data = weight.detach().float().cpu().contiguous()
+    if storage == "int4" and data.shape[1] % 32 == 0:  # GGUF's blocks, which know no shorter ones
+        return SOURCES["Q4_1"], NIBBLES, nibble_blocks(data)
+    return SOURCES["float32"], FORMATS["float32" if storage == "float32" else "int8"], data
+
+
+def nibble_blocks(weight: Tensor) -> Tensor:
+    """[out, in] -> bytes [out, in / 32, 20] in GGUF's Q4_1: per 32 weights a scale, a least value and 32 steps."""
+    parts = weight.view(weight.shape[0], -1, 32)
+    least = parts.amin(-1, keepdim=True).half()
+    scale = ((parts.amax(-1, keepdim=True) - least.float()) / 15).half()
+    steps = ((parts - least.float()) / scale.float().clamp(min=1e-12)).round().clamp(0, 15).to(torch.uint8)
+    nibbles = steps[..., :16] | steps[..., 16:] << 4
+    return torch.cat([scale.view(torch.uint8), least.view(torch.uint8), nibbles], dim=-1).contiguous()
+
+
 class NativeLinear:
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, num_threads: int, quantized: bool = True) -> None:
-        """weight: [out, in]"""
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, num_threads: int, storage: str = "int8") -> None:
+        """weight: [out, in]; storage: float32, int8 or int4"""
         self.out_features, self.in_features = weight.shape
         self.num_threads = num_threads
-        data = weight.detach().float().cpu().contiguous()
+        source, wanted, data = _packable(weight, storage)
         wide_bias = None if bias is None else bias.detach().float().cpu().contiguous()
         self._function = _call().pl_matrix_multiply
         self.handle = _call().pl_matrix_new(
-            SOURCES["float32"],
-            FORMATS["int8" if quantized else "float32"],
+            source,
+            wanted,
             self.out_features,
             self.in_features,
             data.data_ptr(),
@@ -126,7 +146,7 @@ class NativeLayers:
         num_slots: int,
         *,
         num_threads: int,
-        quantized: bool = True,
+        storage: str = "int8",
     ) -> None:
         self._input_size = weights["0.self_attn.q_proj.weight"].shape[1]
         self._hidden_size, self._num_slots = config.hidden_size, num_slots
@@ -148,7 +168,7 @@ class NativeLayers:
             raise MemoryError("no memory for native layers")
         weakref.finalize(self, _call().pl_layers_free, self.handle)
         for layer in range(config.num_layers):
-            self._load(layer, weights, FORMATS["int8" if quantized else "float32"])
+            self._load(layer, weights, storage)
 
     def store(self, layer: int, inputs: Tensor, rows: KeyRows) -> None:
         """Only the keys and values of the rows. inputs: [rows, input size]"""
@@ -178,19 +198,20 @@ class NativeLayers:
         if status:
             raise InvalidOptionError(f"a drafter's layer was not run: {STATUS[status]}")
 
-    def _load(self, layer: int, weights: Mapping[str, Tensor], wanted: int) -> None:
+    def _load(self, layer: int, weights: Mapping[str, Tensor], storage: str) -> None:
         for part, name in _LAYER_MATRICES.items():
-            weight = weights[f"{layer}.{name}.weight"].detach().float().cpu().contiguous()
+            weight = weights[f"{layer}.{name}.weight"]
+            source, wanted, data = _packable(weight, storage)
             bias = weights.get(f"{layer}.{name}.bias")
             bias = None if bias is None else bias.detach().float().cpu().contiguous()
             status = _call().pl_model_set_matrix(
                 self.handle,
                 MATRICES[part],
                 layer,
-                SOURCES["float32"],
+                source,
                 wanted,
                 *weight.shape,
-                weight.data_ptr(),
+                data.data_ptr(),
                 None if bias is None else bias.data_ptr(),
             )
             if status:

@@ -15,6 +15,7 @@ from paceline.spec.method import (
     derive_from_widths,
     feature_options,
     is_chain,
+    likely_paths,
     model_options,
     size,
 )
@@ -153,7 +154,8 @@ PROPOSERS: dict[str, Method] = {
     "eagle": Method(
         "paceline.spec.proposers.eagle:EagleProposer",
         "EAGLE-1 and 2: a trained layer foresees the target's last hidden state; its head scores the tree",
-        feature_options(6, 32),
+        feature_options(6, 8),
+        derive=likely_paths,
         cross_check=check_features,
         chain=is_chain,
         per_request=False,
@@ -162,7 +164,8 @@ PROPOSERS: dict[str, Method] = {
     "eagle3": Method(
         "paceline.spec.proposers.eagle3:Eagle3Proposer",
         "a trained layer on the target's hidden states; the tree grows where it is sure",
-        feature_options(6, 32),
+        feature_options(6, 8),
+        derive=likely_paths,
         cross_check=check_features,
         chain=is_chain,
         per_request=False,
@@ -171,7 +174,8 @@ PROPOSERS: dict[str, Method] = {
     "medusa": Method(
         "paceline.spec.proposers.medusa:MedusaProposer",
         "trained heads on the target's last hidden state guess several tokens at once",
-        feature_options(4, 32),
+        feature_options(4, 8),
+        derive=likely_paths,
         cross_check=check_features,
         chain=is_chain,
         per_request=False,
@@ -180,7 +184,8 @@ PROPOSERS: dict[str, Method] = {
     "dflash": Method(
         "paceline.spec.proposers.dflash:DFlashProposer",
         "a trained network fills in a block of masks behind the last token",
-        feature_options(7, 32),
+        feature_options(7, 8),
+        derive=likely_paths,
         cross_check=check_features,
         chain=is_chain,
         per_request=False,

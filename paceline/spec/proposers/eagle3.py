@@ -58,7 +58,7 @@ class Eagle3Proposer:
         self._first_scratch = services.num_slots
         num_slots = services.num_slots + max(SCRATCH_SLOTS, draft_width * largest.max_depth)
         self._fc = make_linear(network.fc, place)
-        self._head = make_linear(network.lm_head, place)
+        self._head = make_linear(network.lm_head, place, storage="int4")
         self._layers = make_layers(network.config.layer, [network.midlayer], num_slots, place)
         self._network = network.to(place.device)
         self._scores = draft_scores(services, network.d2t, draft_sampling)
