@@ -75,8 +75,9 @@ class Grid:
     loads: Sequence[Load]
     num_repeats: int = 3
     sampling: Sampling = field(default_factory=Sampling)
-    num_requests: int | None = None  # per run; None: enough to keep every user busy twice
+    num_requests: int | None = None  # per run; None: enough to keep every user busy
     model: str = ""
+    requests_per_user: int = 2
 
     def check(self) -> None:
         """Raise for anything that could only fail later, before the first run."""
@@ -108,7 +109,7 @@ class Grid:
                 raise InvalidOptionError(f"temperature must be between 0 and 100, got {temperature}")
 
     def requests_of(self, load: Load) -> int:
-        return self.num_requests or max(4, 2 * (load.concurrency or 8))
+        return self.num_requests or max(4, self.requests_per_user * (load.concurrency or 8))
 
     def cells(self) -> Iterator[Cell]:
         """All settings of one point after each other, so that they share the machine's mood; the order rotates."""

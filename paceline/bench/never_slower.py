@@ -9,9 +9,8 @@ from paceline.lab.charts import HeatMap
 AUTO = "auto"
 LEAST_OF_PLAIN, LEAST_OF_BEST = 0.97, 0.95
 DEFAULT_SETTINGS = ("plain", "auto", "ngram:2", "ngram:4", "suffix:4", "suffix:8", "suffix:16")
-DEFAULT_WORKLOADS = ("repetitive", "code", "chat", "random")
-DEFAULT_CONCURRENCIES = (1, 2, 4, 8, 16, 32)
-DEFAULT_TEMPERATURES = (0.0, 1.0)
+WITH_SHIPPED_DRAFTER = ("eagle3:4x4",)  # as well, on a model that has one: auto has it as a member
+QUICK_SETTINGS, QUICK_TOKENS = ("plain", "auto", "ngram:4", "suffix:4", "suffix:16"), 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli import options
-from paceline.cli.lab import format_table
+from paceline.cli.lab import format_table, markdown_table
 
 
 def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -14,6 +14,7 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
     never = verbs.add_parser("never-slower", help="auto against plain and the best fixed setting, in every cell")
     never.add_argument("--setting", nargs="+", help="plain, auto and the fixed settings (default: a fair choice)")
+    never.add_argument("--quick", action="store_true", help="fewer settings, one short run each")
     grid = {
         "workload": ["repetitive", "code", "chat", "random"],
         "temperature": [0.0, 1.0],
@@ -67,6 +68,8 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     replay.set_defaults(bench_run=_replay)
     for verb in (never, adapt, predict, overhead, curve):
         verb.add_argument("--plot", metavar="FILE", help="draw it: a .svg file, or .png with the plot extra")
+    for verb in (never, adapt, predict, overhead, curve, replay):
+        verb.add_argument("--markdown", metavar="FILE", help="write the table there too, for a page of the docs")
     for verb in (adapt, predict, overhead, curve, record, replay):
         verb.add_argument("--out", metavar="FILE", required=verb is record, help="write the figures there, as JSON")
 
@@ -79,6 +82,8 @@ def _finish(args: argparse.Namespace, rows: list[dict[str, Any]], holds: bool = 
     if not args.json:
         print(format_table(rows))
     print(json.dumps(result))
+    if args.markdown:
+        Path(args.markdown).write_text(markdown_table(rows), encoding="utf-8")
     if getattr(args, "out", None) and args.bench_verb != "never-slower":
         Path(args.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0 if holds else 1
@@ -86,12 +91,24 @@ def _finish(args: argparse.Namespace, rows: list[dict[str, Any]], holds: bool = 
 
 def _never_slower(args: argparse.Namespace) -> int:
     from paceline.bench.analysis import analyse
-    from paceline.bench.never_slower import DEFAULT_SETTINGS, heat_map, verdicts
+    from paceline.bench.never_slower import (
+        DEFAULT_SETTINGS,
+        QUICK_SETTINGS,
+        QUICK_TOKENS,
+        WITH_SHIPPED_DRAFTER,
+        heat_map,
+        verdicts,
+    )
     from paceline.cli.bench import sweep_to_records
     from paceline.errors import InvalidOptionError
     from paceline.lab.charts import save
 
-    analysis = analyse(sweep_to_records(args, list(args.setting or DEFAULT_SETTINGS)))
+    settings = list(args.setting or (QUICK_SETTINGS if args.quick else DEFAULT_SETTINGS))
+    if args.setting is None and args.model == options.DEFAULT_MODEL:
+        settings += WITH_SHIPPED_DRAFTER
+    if args.quick:
+        args.repeats, args.max_tokens, args.requests_per_user = 1, min(args.max_tokens, QUICK_TOKENS), 1
+    analysis = analyse(sweep_to_records(args, settings))
     found = verdicts(analysis)
     if not found:
         raise InvalidOptionError(

@@ -9,6 +9,7 @@ paceline lab cost     --dollars-per-hour 0.40 --tokens-per-s 55 --speedup 1.8
 import argparse
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 Rows = list[dict[str, Any]]
@@ -23,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for verb in verbs.choices.values():
         verb.add_argument("--json", action="store_true", help="one JSON document instead of a table")
         verb.add_argument("--plot", metavar="FILE", help="draw it too: a .svg file, or .png with the plot extra")
+        verb.add_argument("--markdown", metavar="FILE", help="write the table there too, for a page of the docs")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
     }
     rows, chart = handlers[args.lab_verb](args)
     print(json.dumps(rows) if args.json else format_table(rows))
+    if args.markdown:
+        Path(args.markdown).write_text(markdown_table(rows), encoding="utf-8")
     if args.plot:
         from paceline.lab.charts import save
 
@@ -52,6 +56,13 @@ def format_table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
     )
+
+
+def markdown_table(rows: Sequence[dict[str, Any]]) -> str:
+    """The same for a page of the docs."""
+    header = list(rows[0]) if rows else ["(nothing to show)"]
+    lines = [header, ["---"] * len(header), *([_cell(row.get(key)) for key in header] for row in rows)]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
 def _cell(value: Any) -> str:

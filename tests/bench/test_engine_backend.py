@@ -110,3 +110,13 @@ def test_a_grid_that_cannot_be_is_refused_before_a_model_is_loaded() -> None:
         call("sweep", "--workload", "nothing", "--model", "/nowhere")
     with pytest.raises(InvalidOptionError, match="concurrency must be 1 or more"):
         call("run", "--concurrency", "-1", "--model", "/nowhere")
+
+
+def test_claims_write_tables_for_the_docs(tmp_path: Path) -> None:
+    runs, curve, page = tmp_path / "runs.jsonl", tmp_path / "curve.json", tmp_path / "table.md"
+    runs.write_text("".join(json.dumps(record) + "\n" for record in sweep()))
+    curve.write_text(json.dumps({"1": 0.010, "5": 0.014, "8": 0.020, "40": 0.080}))
+    call("predict", str(runs), "--curve", str(curve), "--markdown", str(page))
+    lines = page.read_text().splitlines()
+    assert len({line.count("|") for line in lines}) == 1 and set(lines[1]) == {"|", " ", "-"}
+    assert len(lines) > 3
