@@ -134,7 +134,8 @@ struct LayerPass {
                        0, length});
       longest = std::max(longest, length);
     }
-    const int tile = std::clamp(b.num_rows * c.num_kv_heads / (threads * 4), 1, kAttentionRows);
+    const int most = std::clamp(kTaskQueries / (c.num_heads / c.num_kv_heads), 1, kAttentionRows);
+    const int tile = std::clamp(b.num_rows * c.num_kv_heads / (threads * 4), 1, most);
     int most_nodes = 0;
     for (int row = 0; row < b.num_rows;) {
       const int first = row;  // rows of one request, which share their context's slots, with tails that lie close together
