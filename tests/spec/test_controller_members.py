@@ -1,0 +1,59 @@
+"""Members that cost time: tried, kept as long as they pay, tried again later."""
+
+from types import SimpleNamespace
+from typing import Any
+
+from paceline.core.tree import DraftTree
+from paceline.spec.controller_members import FIRST_PAUSE, TRIAL_STEPS, MemberChoice
+from paceline.spec.proposer import Needs, RequestPass
+
+TOKEN_S, ROW_S, STEP_S = 0.010, 0.0005, 0.011
+
+
+def choice() -> MemberChoice:
+    members: Any = {"suffix": SimpleNamespace(needs=Needs()), "dear": SimpleNamespace(needs=Needs(logits=True))}
+    return MemberChoice(members)
+
+
+def run(members: MemberChoice, num_steps: int, cost_s: float, accepted: bool, num_requests: int = 1) -> int:
+    """Steps in which the dear member was asked; each costs `cost_s`, and its only node is accepted or not."""
+    num_asked = 0
+    for _ in range(num_steps):
+        members.begin_step(num_requests)
+        asked = "dear" in members.worth_asking()
+        num_asked += asked
+        tree = DraftTree([7], [-1], members=["dear"]) if asked else DraftTree([], [])
+        request: Any = None
+        one = RequestPass(request, range(2), 0, 1, tree, [0] if asked and accepted else [], [7, 8])
+        members.dear["dear"].spent_s += cost_s if asked else 0.0
+        members.judge([one], TOKEN_S, ROW_S, STEP_S)
+    return num_asked
+
+
+def test_cheap_members_are_always_asked() -> None:
+    members = choice()
+    run(members, 50, 0.1, accepted=False)
+    assert "suffix" in members.worth_asking()
+
+
+def test_one_that_pays_stays_and_one_that_stops_paying_goes() -> None:
+    members = choice()
+    assert run(members, 100, 0.002, accepted=True) == 100
+    assert members.report()["dear"]["state"] == "pays"
+    assert run(members, 60, 0.002, accepted=False) < 40
+    assert members.report()["dear"]["state"] == "asleep"
+
+
+def test_one_that_loses_is_tried_seldom_and_seldomer() -> None:
+    members = choice()
+    assert run(members, FIRST_PAUSE, 0.002, accepted=False) <= TRIAL_STEPS
+    lost_s = 0.0025 * run(members, 4000, 0.002, accepted=False)  # its time and its row
+    assert lost_s <= 0.005 * 4000 * STEP_S
+    assert run(members, 2000, 0.002, accepted=True) > 300  # it pays now: found out, and kept
+
+
+def test_a_much_smaller_batch_is_a_reason_to_try_again() -> None:
+    members = choice()
+    run(members, 20, 0.050, accepted=True, num_requests=16)
+    assert members.report()["dear"]["state"] == "asleep"
+    assert run(members, 10, 0.002, accepted=True, num_requests=8) == 10
