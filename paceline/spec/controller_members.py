@@ -1,9 +1,11 @@
 """Which members `auto` asks: the cheap ones always, a dear one only as long as it pays for itself.
 
 A member that reads logits or hidden states takes time for every row or level, so it has to earn it. Its profit in a
-step is what the tokens that only it brought would have cost plainly, less the rows of its own nodes, less its own time,
-all of it as it really came out. A dear member starts with a short trial; where that loses, the next one comes later and
-later, so that all trials together stay a small share of the time, or at once when the batch has become much smaller.
+step is what the tokens that it brought would have cost plainly, less the rows of its own nodes, less its own time, all
+of it as it really came out. What a cheap member or a more profitable one drafted too counts for them: of two dear
+members that draft the same, one is kept, not none. A dear member starts with a short trial; where that loses, the next
+one comes later and later, so that all trials together stay a small share of the time, or at once when the batch has
+become much smaller.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -101,11 +103,13 @@ class MemberChoice(Usefulness):
     def judge(self, passes: Sequence[RequestPass], token_s: float, row_s: float, step_s: float) -> None:
         """`token_s`: what a token costs plainly; `row_s`: what one more row cost in the last pass."""
         self._step_s += (step_s - self._step_s) / min(self._step + 1, MEMORY_STEPS)
-        for name, member in self.dear.items():
+        lesser: set[str] = set(self.dear)  # the most profitable first: a node counts for the first who drafted it
+        for name, member in sorted(self.dear.items(), key=lambda item: -item[1].profit_s):
+            lesser.discard(name)
             cost_s, member.spent_s = member.spent_s, 0.0
             if not (member.awake or member.on_trial) or name not in self._asked:
                 continue
-            gain_s = sum(_gain_s(one, name, token_s, row_s) for one in passes)
+            gain_s = sum(_gain_s(one, name, lesser, token_s, row_s) for one in passes)
             self._settle(member, gain_s - cost_s)
 
     def _settle(self, member: DearMember, profit_s: float) -> None:
@@ -131,11 +135,15 @@ class MemberChoice(Usefulness):
         member.pause = min(LONGEST_PAUSE, 2 * member.pause)
 
 
-def _gain_s(verified: RequestPass, name: str, token_s: float, row_s: float) -> float:
-    """What the nodes that only this member drafted brought, less their rows."""
+def _gain_s(verified: RequestPass, name: str, lesser: set[str], token_s: float, row_s: float) -> float:
+    """What the nodes of this member brought that nobody but lesser ones drafted too, less their rows."""
     members = verified.draft.members
     if not verified.draft or members is None:
         return 0.0
-    alone = [names.split(MEMBER_SEPARATOR) == [name] for names in members]
+    own = [_is_own(set(names.split(MEMBER_SEPARATOR)), name, lesser) for names in members]
     accepted = verified.accepted[: len(verified.new_token_ids)]
-    return token_s * sum(alone[node] for node in accepted) - row_s * sum(alone)
+    return token_s * sum(own[node] for node in accepted) - row_s * sum(own)
+
+
+def _is_own(drafters: set[str], name: str, lesser: set[str]) -> bool:
+    return name in drafters and drafters <= lesser | {name}

@@ -57,3 +57,20 @@ def test_a_much_smaller_batch_is_a_reason_to_try_again() -> None:
     run(members, 20, 0.050, accepted=True, num_requests=16)
     assert members.report()["dear"]["state"] == "asleep"
     assert run(members, 10, 0.002, accepted=True, num_requests=8) == 10
+
+
+def test_of_two_that_draft_the_same_one_is_kept() -> None:
+    names = ("dear", "dearer")
+    needs = {"suffix": Needs(), "dear": Needs(logits=True), "dearer": Needs(logits=True)}
+    proposers: Any = {name: SimpleNamespace(needs=need) for name, need in needs.items()}
+    members = MemberChoice(proposers)
+    for _ in range(60):
+        members.begin_step(1)
+        asked = [name for name in members.worth_asking() if name in names]
+        tree = DraftTree([7], [-1], members=["+".join(asked)]) if asked else DraftTree([], [])
+        request: Any = None
+        one = RequestPass(request, range(2), 0, 1, tree, [0] if asked else [], [7, 8])
+        for name in asked:
+            members.dear[name].spent_s += 0.001 if name == "dear" else 0.004
+        members.judge([one], TOKEN_S, ROW_S, STEP_S)
+    assert sorted(members.report()[name]["state"] for name in names) == ["asleep", "pays"]
