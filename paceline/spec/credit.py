@@ -8,9 +8,14 @@ each node on their path was right. Estimates fall back from the particular to th
 
 each level counting as `STRENGTH` guesses for the next. Where several members drafted the same node, or others drafted
 something else beside it, a last table corrects the best member's estimate for that constellation.
+
+A record can be taken along: `rows()` of one engine, or of a replay, starts the next one (option `credit` of `merge`).
 """
 
 from collections.abc import Hashable, Sequence
+from typing import Any
+
+from paceline.errors import InvalidOptionError
 
 STRENGTH = 6.0  # guesses that the more general estimate counts for
 MEMORY = 4000.0  # guesses after which old evidence is halved
@@ -20,6 +25,9 @@ REFRESH_EVERY = 256  # guesses judged between two looks at the tables; estimates
 
 # One member's vote for a node: (member, rank, bucket of its confidence, depth). Its prefixes are the evidence levels.
 Guess = tuple[str, int, int, int]
+Row = tuple[str, int, int, int, float, float]  # a guess, how often it held, how often it was made
+
+START_GUESSES = 256.0  # the most that a record brought along counts for: what happens here soon weighs more
 
 
 def make_guess(member: str, depth: int, rank: int, confidence: float | None) -> Guess:
@@ -29,11 +37,42 @@ def make_guess(member: str, depth: int, rank: int, confidence: float | None) -> 
     return member, min(rank, MAX_RANK), min(bucket, NUM_BUCKETS - 1), min(depth, MAX_DEPTH)
 
 
+def check_rows(name: str, value: Any) -> tuple[Row, ...]:
+    """The option's rows, each a vote with its counts."""
+    if not isinstance(value, list | tuple):
+        raise InvalidOptionError(f"{name} must be a list of rows, as `paceline tune tree` writes it, got {value!r}")
+    for row in value:
+        counts = row[1:] if isinstance(row, list | tuple) and len(row) == 6 and isinstance(row[0], str) else [-1]
+        numbers = all(isinstance(count, int | float) and 0 <= count < 1e12 for count in counts)
+        if not numbers or row[4] > row[5]:
+            raise InvalidOptionError(
+                f"{name} has rows [member, rank, confidence bucket, depth, hits, guesses], "
+                f'such as ["ngram", 0, 7, 1, 30, 40]; got {row!r}'
+            )
+    return tuple((str(m), int(r), int(b), int(d), float(hits), float(n)) for m, r, b, d, hits, n in value)
+
+
 class Credit:
-    def __init__(self) -> None:
+    def __init__(self, start: Sequence[Row] = ()) -> None:
         self._counts: dict[Hashable, list[float]] = {}  # evidence -> [hits, guesses]
+        for row in start:
+            for level in (2, 3, 4):
+                counts = self._counts.setdefault(row[:level], [0.0, 0.0])
+                counts[0] += row[4]
+                counts[1] += row[5]
+        for counts in self._counts.values():
+            share = START_GUESSES / max(counts[1], START_GUESSES)
+            counts[:] = counts[0] * share, counts[1] * share
         self._chances: dict[Guess, float] = {}  # estimates since the last refresh
         self._num_judged = 0
+
+    def rows(self) -> list[Row]:
+        """The members' record, to start another one with. Constellations are left to be learned."""
+        return [
+            (*key, hits, guesses)
+            for key, (hits, guesses) in sorted(self._counts.items(), key=lambda item: str(item[0]))
+            if isinstance(key, tuple) and len(key) == 4
+        ]
 
     def chance(self, guesses: Sequence[Guess], contested: bool) -> float:
         """That a node with these votes holds, if its parent does. `contested`: others voted for a sibling."""

@@ -82,6 +82,15 @@ def whole_list(low: int, high: int) -> Check:
     return check
 
 
+def chance_table(name: str, value: Any) -> tuple[tuple[float, ...], ...]:
+    """Rows of chances, such as [[0.5, 0.2], [0.6, 0.1]]: by depth, then by rank."""
+    chance = real(0.0, 1.0)
+    rows = value if isinstance(value, list | tuple) else ()
+    if not rows or not all(isinstance(row, list | tuple) and row for row in rows):
+        raise InvalidOptionError(f"{name} must be rows of chances by depth, such as [[0.5, 0.2]], got {value!r}")
+    return tuple(tuple(chance(f"{name}[{i}][{k}]", one) for k, one in enumerate(row)) for i, row in enumerate(rows))
+
+
 def optional(check: Check) -> Check:
     return lambda name, value: None if value is None else check(name, value)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.errors import InvalidOptionError
+from paceline.spec.credit import check_rows
 from paceline.spec.method import (
     Method,
     check_features,
@@ -19,7 +20,7 @@ from paceline.spec.method import (
     model_options,
     size,
 )
-from paceline.spec.options import Option, choice, either, optional, real, whole, whole_list
+from paceline.spec.options import Option, chance_table, choice, either, optional, real, whole, whole_list
 from paceline.spec.proposer import Proposer
 from paceline.spec.services import Services
 
@@ -133,7 +134,13 @@ PROPOSERS: dict[str, Method] = {
     "recycling": Method(
         "paceline.spec.proposers.recycling:RecyclingProposer",
         "token recycling: the target's own likeliest successors of each token fill a tree",
-        size(6, 40) | {"recycling_top_k": Option(8, whole(1, 64), "successors kept for each token")},
+        size(6, 40)
+        | {
+            "recycling_top_k": Option(8, whole(1, 64), "successors kept for each token"),
+            "recycling_acceptance": Option(
+                None, optional(chance_table), "shape the tree by these chances, by depth and rank; without: measured"
+            ),
+        },
     ),
     "draft_model": Method(
         "paceline.spec.proposers.draft_model:DraftModelProposer",
@@ -216,7 +223,11 @@ PROPOSERS: dict[str, Method] = {
     "merge": Method(
         "paceline.spec.proposers.merge:MergeProposer",
         "several methods on one tree; the budget goes to the likeliest nodes",
-        size(16, 32) | {"members": Option(("ngram", "suffix", "recycling"), _members, "names or configurations")},
+        size(16, 32)
+        | {
+            "members": Option(("ngram", "suffix", "recycling"), _members, "names or configurations"),
+            "credit": Option((), check_rows, "the members' record to start with, as `paceline tune tree` writes it"),
+        },
         derive=_share_size,
     ),
     "auto": Method(

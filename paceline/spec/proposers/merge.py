@@ -21,7 +21,8 @@ from paceline.core.draft_counts import MEMBER_SEPARATOR
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.spec.credit import Credit, Guess, make_guess
+from paceline.errors import InvalidOptionError
+from paceline.spec.credit import Credit, Guess, Row, make_guess
 from paceline.spec.proposer import Budget, Proposer, StepContext, union
 from paceline.spec.services import Services
 from paceline.spec.usefulness import Usefulness
@@ -69,7 +70,14 @@ class Candidates:
 class MergeProposer:
     name = "merge"
 
-    def __init__(self, services: Services, largest: Budget, *, members: "Sequence[SpeculativeConfig]") -> None:
+    def __init__(
+        self,
+        services: Services,
+        largest: Budget,
+        *,
+        members: "Sequence[SpeculativeConfig]",
+        credit: Sequence[Row] = (),  # what the members are known for, before anything runs
+    ) -> None:
         from paceline.spec.proposers import build_proposer  # the table has a row for this file
 
         self.members: dict[str, Proposer] = {}
@@ -80,7 +88,10 @@ class MergeProposer:
             self.members[name] = build_proposer(config.method, services, config.options)
             self._limits[name] = Budget(config.node_budget, config.num_speculative_tokens)
         self.needs = union([member.needs for member in self.members.values()])
-        self.credit = Credit()
+        strangers = sorted({row[0] for row in credit} - set(self.members))
+        if strangers:
+            raise InvalidOptionError(f"credit names {strangers[0]!r}, but the members are {', '.join(self.members)}")
+        self.credit = Credit(credit)
         self.usefulness = Usefulness(list(self.members))
         self._candidates: dict[str, Candidates] = {}  # request id -> what was drafted last
 

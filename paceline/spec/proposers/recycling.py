@@ -3,7 +3,8 @@
 A table keeps, for every token, the tokens that the target last ranked highest after it, and a second one the same for
 the last pairs of tokens, which is asked first. Every verified row updates both, rejected nodes included: what was
 computed and thrown away is used again. A draft fills a fixed tree shape from the tables, level by level; the
-shape is the best one (tree_shape.py) for the acceptance by rank measured so far.
+shape is the best one (tree_shape.py) for the acceptance by rank measured so far, or for `recycling_acceptance`, by
+depth and rank, as `paceline tune tree` finds it in a recording.
 """
 
 import itertools
@@ -33,13 +34,21 @@ class RecyclingProposer:
     name = "recycling"
     needs = Needs(logits=True)
 
-    def __init__(self, services: Services, largest: Budget, *, recycling_top_k: int) -> None:
+    def __init__(
+        self,
+        services: Services,
+        largest: Budget,
+        *,
+        recycling_top_k: int,
+        recycling_acceptance: Sequence[Sequence[float]] | None = None,  # [depth][rank]; None: by rank, as measured
+    ) -> None:
         self._top_k = recycling_top_k
         self._successors: dict[int, list[int]] = {}  # token -> its likeliest successors, best first
         self._after_pair: OrderedDict[tuple[int, int], list[int]] = OrderedDict()  # the same, two tokens back
         prior = [*PRIOR_ACCEPTANCE, *([PRIOR_ACCEPTANCE[-1]] * recycling_top_k)][:recycling_top_k]
         self._hits = [PRIOR_DRAFTS * chance for chance in prior]
         self._guesses = PRIOR_DRAFTS
+        self._given = recycling_acceptance
         self._shapes: dict[Budget, TreeShape] = {}
         self._since_plan = 0
         self._seen_prompt: set[str] = set()
@@ -113,11 +122,12 @@ class RecyclingProposer:
         return [*particular, *(t for t in general if t not in particular)][: self._top_k]
 
     def _shape(self, budget: Budget) -> TreeShape:
-        if self._since_plan >= REPLAN_EVERY:
+        if self._since_plan >= REPLAN_EVERY and self._given is None:
             self._since_plan = 0
             self._shapes.clear()
         if budget not in self._shapes:
-            self._shapes[budget] = optimal_shape([self.acceptance], budget.num_nodes, budget.max_depth)
+            acceptance = self._given or [self.acceptance]
+            self._shapes[budget] = optimal_shape(acceptance, budget.num_nodes, budget.max_depth)
         return self._shapes[budget]
 
     def _draft(self, request: Request, budget: Budget) -> DraftTree:
