@@ -123,7 +123,7 @@ def load_recording(path: str | Path) -> list[Recorded]:
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
         return [_decode(json.loads(line)) for line in lines if line.strip()]
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise InvalidOptionError(
             f"{path} is not a recording (make one with `paceline bench record`): {error}"
         ) from error

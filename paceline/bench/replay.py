@@ -11,7 +11,7 @@ from logits (token recycling) are shown, for a rejected node, what was recorded 
 import itertools
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,6 +81,7 @@ class Replay:
         *,
         concurrency: int = 1,
         pass_cost: PassCost = FREE,
+        on_draft: Callable[[DraftTree, Sequence[int]], None] = lambda tree, future: None,  # and what it could have held
     ) -> None:
         if not recorded or concurrency < 1:
             raise InvalidOptionError(
@@ -92,6 +93,7 @@ class Replay:
         self._rejected = {name: _by_token(one) for name, one in self._recorded.items()}
         self._concurrency = concurrency
         self._pass_cost = pass_cost
+        self._on_draft = on_draft
         self._virtual_s = 0.0
         self._running: list[Request] = []
         longest = max(len(one.prompt_token_ids) + len(one.output_token_ids) for one in recorded)
@@ -164,6 +166,7 @@ class Replay:
         position = request.num_output_tokens
         future = truth.output_token_ids[position:]
         accepted = _walk(tree, future[:-1])
+        self._on_draft(tree, future[:-1])
         new = future[: len(accepted) + 1]
         self.result.count(tree, accepted, len(new))
         verified = RequestPass(request, range(first_row, first_row + 1 + len(tree)), request.num_tokens - 1, 1)
