@@ -1,7 +1,8 @@
 """`paceline tune`: settings that are measured, not guessed.
 
 layer-skip   the layers of a model that draft best for it; stored, so that `--spec-method layer_skip` uses them
-tree         the draft tree of token recycling that is fastest here: acceptance by rank against the cost of a pass
+tree         the draft tree of token recycling that is fastest here: acceptance by rank against the cost of a pass; or,
+             from a recording and for more methods, without a model (tune_tree.py)
 """
 
 import argparse
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli import options
+from paceline.cli import options, tune_tree
 from paceline.errors import InvalidOptionError
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.spec.layer_search import Candidate
 
 
+MAX_NODES, MAX_DEPTH = 64, 8
 SAMPLE = "chat,code,extraction,summary,translation,maths"  # one of each kind in turn
 
 
@@ -28,9 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     layer_skip.add_argument("--evaluations", type=int, default=120, help="subsets measured (default: %(default)s)")
     layer_skip.add_argument("--seed", type=int, default=0)
     layer_skip.add_argument("--output", metavar="FILE", help="store the answer there instead of in the cache")
-    tree = what.add_parser("tree", help="the fastest size and shape of a token recycling tree")
-    tree.add_argument("--max-nodes", type=int, default=64, help="(default: %(default)s)")
-    tree.add_argument("--max-depth", type=int, default=8, help="(default: %(default)s)")
+    tree = what.add_parser("tree", help="the fastest size and shape of a draft tree")
+    tune_tree.add_arguments(tree)
+    tree.add_argument("--max-nodes", type=int, help=f"without a recording (default: {MAX_NODES})")
+    tree.add_argument("--max-depth", type=int, help=f"(default: {MAX_DEPTH}; with a recording the method's, if more)")
     for verb in (layer_skip, tree):
         verb.add_argument("--data", metavar="FILE", help="prompts (JSONL); default: prompts of different kinds, ours")
         verb.add_argument("--prompts", type=int, default=8, help="how many (default: %(default)s)")
@@ -41,9 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     for name in ("prompts", "tokens", "evaluations", "max_nodes", "max_depth"):
-        if getattr(args, name, 1) < 1:
-            raise InvalidOptionError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(args, name)}")
-    return _tune_tree(args) if args.what == "tree" else _tune_layers(args)
+        value = getattr(args, name, None)
+        if value is not None and value < 1:
+            raise InvalidOptionError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+    if args.what == "layer-skip":
+        return _tune_layers(args)
+    tune_tree.check_arguments(args)
+    return _tune_tree(args) if args.recording is None else tune_tree.run(args)
 
 
 def _tune_tree(args: argparse.Namespace) -> int:
@@ -62,8 +69,8 @@ def _tune_tree(args: argparse.Namespace) -> int:
     cost = PassCostModel(calibrate(speculator.services))
     shape = fastest_shape(
         [proposer.acceptance],
-        args.max_nodes,
-        args.max_depth,
+        args.max_nodes or MAX_NODES,
+        args.max_depth or MAX_DEPTH,
         verify_s=lambda nodes: cost.at(1 + nodes),
         draft_s=lambda depth: draft_s,
     )
