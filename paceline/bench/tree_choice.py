@@ -7,8 +7,8 @@
 3. Replay every candidate as the configuration that a user would set. The model proposes, the replay decides.
 
 Chances come from one half of the requests and the candidates are judged on the other, so that none is chosen for what
-it knows by heart. The model takes every step for alike. On real text a smaller tree's steps more often begin in the
-middle of something easy, where the large tree of the measurement would have gone on, so expected figures come out low.
+it knows by heart. The model takes every step for alike, and on real text it expects too little. A likely reason: a
+smaller tree's steps begin more often amid easy text, where the large tree of the measurement would have gone on.
 """
 
 from collections import Counter
