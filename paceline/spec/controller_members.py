@@ -21,6 +21,7 @@ TRIAL_STEPS = 8
 WARM_UP_STEPS = 2  # of a trial: the first steps take in what was missed, and are not judged
 MEMORY_STEPS = 16.0  # over which a member that is awake is judged
 FIRST_PAUSE, LONGEST_PAUSE = 96, 1536  # steps between two trials
+TYPICAL_STEPS, SHORT_PAUSE = 256.0, 16  # one that has paid over so many steps is only sent out for a moment
 TRIAL_SHARE = 0.005  # of the elapsed time, that trials which lose may take
 
 
@@ -29,7 +30,8 @@ class DearMember:
     """What is known of a member that costs time."""
 
     awake: bool = False
-    profit_s: float = 0.0  # per step in which it was asked
+    profit_s: float = 0.0  # per step in which it was asked, lately
+    typical_s: float = 0.0  # the same over a long time
     spent_s: float = 0.0  # since the last step was judged
     num_judged: int = 0  # steps of this trial, or since it woke
     next_trial: int = 0  # step
@@ -118,8 +120,9 @@ class MemberChoice(Usefulness):
         if judged < 1:
             return
         member.profit_s += (profit_s - member.profit_s) / min(judged, MEMORY_STEPS)
+        member.typical_s += (profit_s - member.typical_s) / TYPICAL_STEPS
         if member.on_trial and judged >= TRIAL_STEPS - WARM_UP_STEPS:
-            member.awake = member.profit_s > 0.0
+            member.awake = member.profit_s + max(0.0, member.typical_s) > 0.0
             if member.awake:
                 member.pause = FIRST_PAUSE
             else:
@@ -129,6 +132,9 @@ class MemberChoice(Usefulness):
 
     def _send_to_sleep(self, member: DearMember) -> None:
         member.awake, member.num_judged = False, 0
+        if member.typical_s > 0.0:  # what comes next, another request perhaps, is likely to suit it again
+            member.next_trial = self._step + SHORT_PAUSE
+            return
         loss_s = TRIAL_STEPS * max(0.0, -member.profit_s)
         affordable = int(loss_s / max(1e-9, TRIAL_SHARE * self._step_s))
         member.next_trial = self._step + min(LONGEST_PAUSE, max(member.pause, affordable))

@@ -1,7 +1,7 @@
 """Who drafts for `auto` when nobody says: everything useful that this target has.
 
 The training-free methods work on any target. The shipped EAGLE-3 drafter joins where one fits the target; it is found
-by itself. A drafter with a network takes time for every level it drafts, so it gets a small tree; the others cost next
+by itself. A drafter with a network takes time for every level it drafts, so it gets a short chain; the others cost next
 to nothing and may fill whatever `auto` may offer.
 """
 
@@ -17,21 +17,21 @@ from paceline.spec.services import Services
 
 logger = logging.getLogger("paceline")
 
-EAGLE3_SIZE = Budget(num_nodes=8, max_depth=4)
+EAGLE3_SIZE, EAGLE3_LEAST = Budget(num_nodes=6, max_depth=6), 0.1  # a chain as long as it stays likely
 
 
 def available_members(services: Services, largest: Budget) -> list[SpeculativeConfig]:
     """Configurations of the members for this target, none of them larger than `largest`."""
     members = [_member(method, largest) for method in TRAINING_FREE]
     if _has_shipped("eagle3", services):
-        members.append(_member("eagle3", _smaller(EAGLE3_SIZE, largest)))
+        members.append(_member("eagle3", _smaller(EAGLE3_SIZE, largest), draft_min_prob=EAGLE3_LEAST))
     logger.debug("auto drafts with %s", ", ".join(member.method for member in members))
     return members
 
 
-def _member(method: str, size: Budget) -> SpeculativeConfig:
+def _member(method: str, size: Budget, **options: Any) -> SpeculativeConfig:
     config = SpeculativeConfig.parse(
-        {"method": method, "num_speculative_tokens": size.max_depth, "node_budget": size.num_nodes}
+        {"method": method, "num_speculative_tokens": size.max_depth, "node_budget": size.num_nodes, **options}
     )
     assert config is not None
     return config

@@ -14,7 +14,7 @@ from paceline.spec.services import Services
 
 MAX_DRAFT_DEPTH = 128
 MAX_DRAFT_NODES = 512
-LEAST_LIKELY = 0.08  # probability of a path, by the drafter
+LEAST_LIKELY = 0.1  # probability of a path, by the drafter
 
 
 @dataclass(frozen=True, slots=True)

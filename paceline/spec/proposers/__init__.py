@@ -171,7 +171,7 @@ PROPOSERS: dict[str, Method] = {
     "eagle3": Method(
         "paceline.spec.proposers.eagle3:Eagle3Proposer",
         "a trained layer on the target's hidden states; the tree grows where it is sure",
-        feature_options(6, 8),
+        feature_options(6, 6),
         derive=likely_paths,
         cross_check=check_features,
         chain=is_chain,

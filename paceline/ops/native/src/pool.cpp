@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr auto kSpinBetweenJobs = std::chrono::microseconds(300);
+constexpr auto kSpinBetweenJobs = std::chrono::microseconds(2000);  // waking a thread costs a good part of a pass
 constexpr int kSpinsAtBarrier = 4000;  // a few hundred microseconds: yielding to another program costs milliseconds
 
 inline void relax() {
