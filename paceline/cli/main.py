@@ -60,7 +60,9 @@ def _parser(chosen: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
     verbs = parser.add_subparsers(metavar="VERB", required=True)
     for name, summary in VERBS.items():
-        verb = verbs.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        description = summary[0].upper() + summary[1:] + "."
+        # No abbreviations: what looks for --config before this parser does would not see them.
+        verb = verbs.add_parser(name, help=summary, description=description, allow_abbrev=False)
         if name == chosen:
             module = importlib.import_module(f"paceline.cli.{name}")
             module.add_arguments(verb)

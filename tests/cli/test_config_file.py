@@ -49,6 +49,17 @@ def test_the_command_line_wins_on_either_side_of_the_file(tmp_path: Path, starte
         assert started["speculative"] == {"method": "none"}
 
 
+@pytest.mark.parametrize("abbreviated", [["--conf", "no-such-file.json"], ["--spec-met", "none"]], ids=str)
+def test_an_abbreviation_is_refused_because_the_file_would_not_see_it(
+    started: dict[str, Any],  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+    abbreviated: list[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", *abbreviated])
+    assert f"unrecognized arguments: {abbreviated[0]}" in capsys.readouterr().err and not started
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
