@@ -3,8 +3,9 @@
     {"port": 9000, "max_num_seqs": 32, "speculative_config": {"method": "suffix", "num_speculative_tokens": 8}}
 
 The keys are the long options, with dashes or underscores; the file is JSON, or YAML by its name. Each entry becomes the
-argument that a person would have typed, so types, choices and messages are the command line's own. Options that may be
-repeated add up; a word about speculation on the command line replaces the file's.
+argument that a person would have typed, so types, choices and messages are the command line's own. A switch is true or
+false, and has a `--no-` twin with which the command line takes it back. Options that may be repeated add up; a word
+about speculation on the command line replaces the file's.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from paceline.errors import InvalidOptionError
 
 SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 NOT_IN_FILES = ("config", "name")  # name: the positional twin of model
+SECRET = ("api_key",)  # text only, for YAML reads 0123 as 83; never shown in an error
 
 
 def expand(arguments: Sequence[str], add_arguments: Callable[[argparse.ArgumentParser], None]) -> list[str]:
@@ -29,22 +31,29 @@ def expand(arguments: Sequence[str], add_arguments: Callable[[argparse.ArgumentP
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_arguments(parser)
     defaults = vars(parser.parse_known_args([])[0])
-    given = read_config(path, [name for name in defaults if name not in NOT_IN_FILES])
+    given = read_config(path, {name: value for name, value in defaults.items() if name not in NOT_IN_FILES})
     said = vars(parser.parse_known_args(list(arguments))[0])
     if any(said.get(name) is not None for name in SPECULATION):
         given = {name: value for name, value in given.items() if name not in SPECULATION}
     return [*_as_arguments(given, defaults, path), *arguments]
 
 
-def read_config(path: str, known: Sequence[str]) -> dict[str, Any]:
-    """Option -> value, every option known."""
+def read_config(path: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Option -> value, every option known and said once."""
     from paceline.spec.options import refuse_unknown
 
     data = _load(Path(path))
     if not isinstance(data, Mapping):
         raise InvalidOptionError(f'{path} must hold options by name, such as {{"port": 8000}}; got {data!r}')
-    options = {str(key).replace("-", "_"): value for key, value in data.items()}
-    refuse_unknown(options, known, path)
+    options: dict[str, Any] = {}
+    for key, value in data.items():
+        name = str(key).replace("-", "_")
+        if isinstance(defaults.get(name.removeprefix("no_")), bool) and name not in defaults:  # a switch's other name
+            name, value = name.removeprefix("no_"), not value if isinstance(value, bool) else value
+        if name in options:
+            raise InvalidOptionError(f"{path} says {name!r} twice, the second time as {str(key)!r}: keep one of them")
+        options[name] = value
+    refuse_unknown(options, list(defaults), path)
     return options
 
 
@@ -76,18 +85,28 @@ def _load_yaml(path: Path, text: str) -> Any:
 
 def _as_arguments(given: Mapping[str, Any], defaults: Mapping[str, Any], path: str) -> Iterator[str]:
     for name, value in given.items():
-        flag = "--" + name.replace("_", "-")
+        flag = name.replace("_", "-")
         if isinstance(defaults[name], bool):
             if not isinstance(value, bool):
                 raise InvalidOptionError(f"{name!r} in {path} is a switch: true or false, got {value!r}")
-            if value:
-                yield flag
-        elif isinstance(value, bool):
-            raise InvalidOptionError(f"{name!r} in {path} takes a value, got {value!r}")
-        elif isinstance(value, list):
-            if not isinstance(defaults[name], list):
-                raise InvalidOptionError(f"{name!r} in {path} takes one value, got {value!r}")
-            for item in value:
-                yield f"{flag}={item}"
-        elif value is not None:
-            yield f"{flag}={json.dumps(value) if isinstance(value, dict) else value}"
+            yield f"--{flag}" if value else f"--no-{flag}"
+        elif value is not None or name in SECRET:  # a key left empty by mistake must not open the server
+            for word in _words(name, value, isinstance(defaults[name], list), path):
+                yield f"--{flag}={word}"
+
+
+def _words(name: str, value: Any, repeatable: bool, path: str) -> Iterator[str]:
+    """What a person would have typed for the value, which must be of a type that says so without doubt."""
+    if isinstance(value, list) and not repeatable:
+        raise InvalidOptionError(f"{name!r} in {path} takes one value, got {value!r}")
+    allowed = (str,) if name in SECRET else (str, int) if repeatable else (str, int, float)
+    for item in value if isinstance(value, list) else [value]:
+        if name == "speculative_config" and isinstance(item, Mapping):
+            yield json.dumps(item)
+        elif isinstance(item, allowed) and not isinstance(item, bool):
+            yield str(item)
+        elif name in SECRET:
+            got = "nothing" if item is None else f"a value of type {type(item).__name__}"
+            raise InvalidOptionError(f"{name!r} in {path} takes text: put it in quotes; got {got}")
+        else:
+            raise InvalidOptionError(f"{name!r} in {path} takes a value, as text or a number; got {item!r}")

@@ -26,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--served-model-name", action="append", default=[], help="name for clients; may be repeated")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
-    parser.add_argument("--log-prompts", action="store_true", help="write prompt text to the log")
+    parser.add_argument(
+        "--log-prompts", action=argparse.BooleanOptionalAction, default=False, help="write prompt text to the log"
+    )
     add_model_arguments(parser)
     add_speculation_arguments(parser)
     _add_engine(parser.add_argument_group("engine"))
@@ -44,7 +46,12 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-num-seqs", type=int, default=64, help="sequences that run at once")
     group.add_argument("--max-num-batched-tokens", type=int, metavar="ROWS", help="of one pass")
     group.add_argument("--num-kv-blocks", type=int, metavar="BLOCKS")
-    group.add_argument("--no-prefix-caching", action="store_true")
+    group.add_argument(
+        "--prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="keep the KV blocks of prompts for those that begin alike",
+    )
     group.add_argument("--seed", type=int, help="of requests that bring none")
 
 
@@ -94,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
         num_kv_blocks=args.num_kv_blocks,
-        enable_prefix_caching=not args.no_prefix_caching,
+        enable_prefix_caching=args.prefix_caching,
         seed=args.seed,
     )
     methods = [name for name, method in PROPOSERS.items() if method.per_request and name != "none"]

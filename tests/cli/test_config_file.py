@@ -49,6 +49,16 @@ def test_the_command_line_wins_on_either_side_of_the_file(tmp_path: Path, starte
         assert started["speculative"] == {"method": "none"}
 
 
+def test_the_command_line_takes_a_switch_back(tmp_path: Path, started: dict[str, Any]) -> None:  # noqa: F811
+    path = write(tmp_path, {"no_prefix_caching": True, "log_prompts": True})
+    main(["serve", "--config", path])
+    assert started["config"].log_prompts and not started["options"]["enable_prefix_caching"]
+    main(["serve", "--config", path, "--prefix-caching", "--no-log-prompts"])
+    assert not started["config"].log_prompts and started["options"]["enable_prefix_caching"]
+    main(["serve", "--config", write(tmp_path, {"prefix_caching": False, "no_log_prompts": False})])
+    assert started["config"].log_prompts and not started["options"]["enable_prefix_caching"]
+
+
 @pytest.mark.parametrize("abbreviated", [["--conf", "no-such-file.json"], ["--spec-met", "none"]], ids=str)
 def test_an_abbreviation_is_refused_because_the_file_would_not_see_it(
     started: dict[str, Any],  # noqa: F811
@@ -67,7 +77,14 @@ def test_an_abbreviation_is_refused_because_the_file_would_not_see_it(
         ({"config": "other.json"}, "unknown key 'config'"),
         ([1], "options by name"),
         ({"no_prefix_caching": "yes"}, "true or false"),
+        ({"no_port": 1}, "unknown key 'no_port'"),
+        ({"no_port": True}, "unknown key 'no_port'"),
         ({"port": True}, "takes a value"),
+        ({"host": {"name": "here"}}, "takes a value"),
+        ({"max-num-seqs": 5, "max_num_seqs": 6}, "says 'max_num_seqs' twice"),
+        ({"prefix_caching": True, "no-prefix-caching": True}, "says 'prefix_caching' twice"),
+        ({"served_model_name": ["a", None]}, "got None"),
+        ({"cors_origin": [True]}, "got True"),
         ({"port": [1, 2]}, "one value"),
         ("port = 9000", "is not JSON"),
     ],
@@ -82,6 +99,24 @@ def test_a_wrong_file_is_explained(
 ) -> None:
     assert main(["serve", "--config", write(tmp_path, content)]) == 2
     assert says in capsys.readouterr().err and not started
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [("api_key: 0123", "83"), ("api_key: [good, 0123]", "83"), ("api_key: [null]", "None"), ("api_key:", "None")],
+)
+def test_a_key_is_text_or_refused_and_is_not_shown(
+    tmp_path: Path,
+    started: dict[str, Any],  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    secret: str,
+) -> None:
+    assert main(["serve", "--config", write(tmp_path, text, "serve.yaml")]) == 2
+    said = capsys.readouterr().err
+    assert "put it in quotes" in said and f" {secret}" not in said and not started
+    assert main(["serve", "--config", write(tmp_path, {"api_key": ["0123", "b"]})]) == 0
+    assert started["config"].api_keys == ("0123", "b")
 
 
 def test_a_missing_file_and_broken_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

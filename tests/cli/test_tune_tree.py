@@ -68,7 +68,7 @@ def test_the_file_is_one_that_serve_takes(recorded: str, tmp_path: Path, capsys:
     out = tmp_path / "tuned.json"
     assert tune(recorded, "--method", "merge", "--nodes", "8", "--out", str(out)) == 0
     assert f"paceline serve --config {out}" in capsys.readouterr().out
-    config = read_config(str(out), ["speculative_config"])["speculative_config"]
+    config = read_config(str(out), {"speculative_config": None})["speculative_config"]
     parsed = SpeculativeConfig.parse(config)
     assert parsed is not None and (parsed.method, parsed.node_budget) == ("merge", 8)
 
