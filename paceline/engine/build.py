@@ -12,10 +12,10 @@ from paceline.engine.config import EngineConfig, ResolvedConfig, resolve_config
 from paceline.engine.core import EngineCore
 from paceline.engine.processor import Processor
 from paceline.engine.scheduler import SchedulerConfig
-from paceline.errors import PacelineError
 from paceline.kv.storage import allocate_kv
 from paceline.models.loader import LoadedModel, load_model
 from paceline.spec.config import SpeculativeConfig
+from paceline.spec.members import CANNOT_BUILD
 from paceline.spec.services import Services
 from paceline.spec.speculator import Speculator
 from paceline.verify import Verifier, make_verifier
@@ -88,11 +88,11 @@ def make_speculator(config: SpeculativeConfig | None, services: Services, *, may
     """`may_fall_back`: nobody asked for this method, so a target that it cannot work with is decoded plainly."""
     try:
         return Speculator(config, services)
-    except (PacelineError, RuntimeError) as error:
+    except CANNOT_BUILD as error:
         if not may_fall_back or config is None:
             raise
         logger.warning("speculation is off: %r does not work here (%s)", config.method, error)
-        return Speculator({"method": "none"}, services)
+    return Speculator({"method": "none"}, services)
 
 
 def _verifier(config: SpeculativeConfig | None) -> Verifier:

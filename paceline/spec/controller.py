@@ -77,11 +77,13 @@ class AutoProposer:
         members: "Sequence[SpeculativeConfig] | None" = None,  # None: all that this target has
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        from paceline.spec.members import available_members  # reads the methods' table, which has a row for this file
+        from paceline.spec.members import default_drafters  # reads the methods' table, which has a row for this file
         from paceline.spec.proposers.merge import MergeProposer
 
-        chosen = available_members(services, largest) if members is None else members
-        self.drafters = MergeProposer(services, largest, members=chosen)
+        if members is None:
+            self.drafters = default_drafters(services, largest)
+        else:
+            self.drafters = MergeProposer(services, largest, members=members)
         self.choice = self.drafters.usefulness = MemberChoice(self.drafters.members)
         self.needs = self.drafters.needs
         self.clock = clock
@@ -246,7 +248,7 @@ class AutoProposer:
         trees = [EMPTY_TREE] * len(requests)
         if not asked:
             self._expected = 0.0
-            self._reasons["asleep" if requests else "no_decoding"] += 1
+            self._reasons["asleep"] += 1
             return trees
         records = [self._records[requests[i].request_id] for i in asked]
         trust = min(1.25, self._trust)

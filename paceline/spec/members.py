@@ -8,16 +8,32 @@ to nothing and may fill whatever `auto` may offer.
 import logging
 from typing import Any
 
-from paceline.errors import ModelLoadError
+from paceline.errors import ModelLoadError, PacelineError
 from paceline.models.drafters.load import find_shipped
 from paceline.spec.config import SpeculativeConfig
 from paceline.spec.proposer import Budget
 from paceline.spec.proposers import TRAINING_FREE
+from paceline.spec.proposers.merge import MergeProposer
 from paceline.spec.services import Services
 
 logger = logging.getLogger("paceline")
 
 EAGLE3_SIZE, EAGLE3_LEAST = Budget(num_nodes=6, max_depth=6), 0.1  # a chain as long as it stays likely
+
+CANNOT_BUILD = (PacelineError, RuntimeError, MemoryError)  # RuntimeError: torch's, out of memory included
+
+
+def default_drafters(services: Services, largest: Budget) -> MergeProposer:
+    """The members, merged. Nobody asked for the trained one: where it cannot be built, the others draft without it."""
+    members = available_members(services, largest)
+    free = [member for member in members if member.method in TRAINING_FREE]
+    try:
+        return MergeProposer(services, largest, members=members)
+    except CANNOT_BUILD as error:
+        if len(free) == len(members):
+            raise
+        logger.warning("auto drafts without the shipped drafter, which does not work here (%s)", error)
+    return MergeProposer(services, largest, members=free)  # past the except: what was half built is freed by now
 
 
 def available_members(services: Services, largest: Budget) -> list[SpeculativeConfig]:

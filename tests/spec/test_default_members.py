@@ -14,8 +14,8 @@ from paceline.spec.choice import choose
 from paceline.spec.config import SpeculativeConfig
 from paceline.spec.controller import AutoProposer
 from paceline.spec.members import EAGLE3_SIZE, available_members
-from paceline.spec.proposer import Budget
-from paceline.spec.proposers import TRAINING_FREE
+from paceline.spec.proposer import Budget, Proposer
+from paceline.spec.proposers import TRAINING_FREE, build_proposer
 from paceline.spec.services import Services
 from tests.bench.toy_llm import toy_model
 
@@ -46,11 +46,30 @@ def test_the_shipped_drafter_joins_where_it_fits(smollm2_float32: LoadedModel) -
     assert {member.node_budget for member in small} == {2}
 
 
+@pytest.mark.parametrize("error", [ModelLoadError("too old"), MemoryError("too large")], ids=str)
+def test_a_shipped_drafter_that_cannot_be_built_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    def build_others(method: str, *arguments: Any) -> Proposer:
+        if method == "eagle3":
+            raise error
+        return build_proposer(method, *arguments)
+
+    monkeypatch.setattr("paceline.spec.members._has_shipped", lambda kind, services: True)
+    monkeypatch.setattr("paceline.spec.proposers.build_proposer", build_others)
+    with caplog.at_level(logging.WARNING, logger="paceline"):
+        llm = LLM(toy_model(), **LIMITS)
+    assert tuple(auto_of(llm).drafters.members) == TRAINING_FREE
+    (said,) = caplog.records
+    assert said.message == f"auto drafts without the shipped drafter, which does not work here ({error})"
+
+
+@pytest.mark.parametrize("kind", [ModelLoadError, RuntimeError, MemoryError])
 def test_where_auto_cannot_run_the_engine_says_so_and_decodes_plainly(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: type[Exception]
 ) -> None:
     def fail(services: Services) -> dict[int, float]:
-        raise ModelLoadError("no such kernel")
+        raise kind("no such kernel")
 
     monkeypatch.setattr("paceline.spec.controller.calibrate", fail)
     with caplog.at_level(logging.WARNING, logger="paceline"):
@@ -60,7 +79,7 @@ def test_where_auto_cannot_run_the_engine_says_so_and_decodes_plainly(
     ]
     assert not llm.engine.core.speculator.proposers
     assert llm.generate("abc", SamplingParams(max_tokens=4))[0].finished
-    with pytest.raises(ModelLoadError):  # asked for by name it is an error
+    with pytest.raises(kind):  # asked for by name it is an error
         LLM(toy_model(), build.DEFAULT_SPECULATION, **LIMITS)
 
 

@@ -82,7 +82,7 @@ function bars(stats) {
 
 const REASONS = {
   pays: "drafted: it pays", probe: "drafted: to see whether it would pay", too_dear: "plain: drafts would cost more than they save",
-  nothing_drafted: "plain: nobody had a guess", asleep: "plain: drafts have not paid lately", no_decoding: "plain: only prompts",
+  nothing_drafted: "plain: nobody had a guess", asleep: "plain: drafts have not paid lately",
 };
 
 function decisions(speculation) {
