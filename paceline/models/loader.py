@@ -44,7 +44,7 @@ class LoadedModel:
 def load_model(
     model: str,
     *,
-    dtype: str = "auto",  # float32 on a CPU, bfloat16 on CUDA
+    dtype: str = "auto",  # float32 on a CPU (quantized: float16 keys and values), bfloat16 on CUDA
     device: str = "auto",
     quantization: str | None = "auto",  # "int8", "gguf" (the file's own blocks), None, or what `_quantization` picks
     batch_invariant: bool | None = None,  # None: where it costs nothing, that is in the native kernels

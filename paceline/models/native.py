@@ -235,7 +235,8 @@ class NativeDecoder:
             return SOURCES["float32"], dequantize(weight).contiguous(), FORMATS["int8"]
         if weight.dtype not in DTYPES:
             weight = weight.float()
-        kept = self.dtype if self.dtype != torch.float32 else weight.dtype
+        is_own = self.dtype == torch.float32 or self.quantization == "gguf"  # then `dtype` is that of keys and values
+        kept = weight.dtype if is_own else self.dtype
         name = "int8" if self.quantization == "int8" else _name(kept)
         return SOURCES[_name(weight.dtype)], weight.detach().cpu().contiguous(), FORMATS[name]
 

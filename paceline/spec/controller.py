@@ -167,16 +167,18 @@ class AutoProposer:
         elapsed_s = now_s - self._handed_over_s
         self._handed_over_s = None
         decodes = [p for p in step.passes if p.logits_row >= 0]
-        accepted = sum(len(p.accepted) for p in decodes)
+        own = [p for p in decodes if p.request.request_id in self._records]  # others chose a method for themselves
+        accepted = sum(len(p.accepted) for p in own)
         self._promised = TRUST_MEMORY * self._promised + self._expected
         self._kept_promises = TRUST_MEMORY * self._kept_promises + (accepted if self._expected else 0.0)
         if not decodes or elapsed_s <= 0.0 or any(p.num_committed > 1 for p in step.passes):
+            self.choice.skip()
             return  # prompt rows have a price of their own
         num_rows = sum(len(p.rows) for p in step.passes)
         self.cost.observe(num_rows, elapsed_s)
         plain_s = self.cost.at(len(decodes))
         row_s = (self.cost.at(num_rows) - plain_s) / max(1, num_rows - len(decodes))
-        self.choice.judge(decodes, plain_s / len(decodes), row_s, elapsed_s)
+        self.choice.judge(own, plain_s / len(decodes), row_s, elapsed_s)
         self._allowance_s = min(MAX_ALLOWANCE_S, self._allowance_s + ALLOWANCE * elapsed_s)
 
     def _learn_bias(self, record: RequestRecord, new_token_ids: Sequence[int]) -> None:

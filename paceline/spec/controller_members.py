@@ -22,6 +22,7 @@ WARM_UP_STEPS = 2  # of a trial: the first steps take in what was missed, and ar
 MEMORY_STEPS = 16.0  # over which a member that is awake is judged
 FIRST_PAUSE, LONGEST_PAUSE = 96, 1536  # steps between two trials
 TYPICAL_STEPS, SHORT_PAUSE = 256.0, 16  # one that has paid over so many steps is only sent out for a moment
+MOST_SKIPPED = 32  # steps of a trial that read prompts too: then it ends, without a verdict
 TRIAL_SHARE = 0.005  # of the elapsed time, that trials which lose may take
 
 
@@ -34,6 +35,7 @@ class DearMember:
     typical_s: float = 0.0  # the same over a long time
     spent_s: float = 0.0  # since the last step was judged
     num_judged: int = 0  # steps of this trial, or since it woke
+    num_skipped: int = 0  # steps of this trial that could not be judged
     next_trial: int = 0  # step
     pause: int = FIRST_PAUSE
     tried_with: int = 0  # requests in the batch of the last trial
@@ -89,7 +91,8 @@ class MemberChoice(Usefulness):
         for name, member in self.dear.items():
             fewer = 2 * num_requests <= member.tried_with
             if not member.awake and not member.on_trial and (self._step >= member.next_trial or fewer):
-                member.num_judged, member.profit_s, member.tried_with = 1, 0.0, num_requests
+                member.num_judged, member.num_skipped = 1, 0
+                member.profit_s, member.tried_with = 0.0, num_requests
             self.accounts[name].awake = member.awake or member.on_trial
         return any(member.awake or member.on_trial for member in self.dear.values())
 
@@ -113,6 +116,15 @@ class MemberChoice(Usefulness):
                 continue
             gain_s = sum(_gain_s(one, name, lesser, token_s, row_s) for one in passes)
             self._settle(member, gain_s - cost_s)
+
+    def skip(self) -> None:
+        """A step that says nothing of drafts, because it read prompts: neither cost nor gain, but time of a trial."""
+        for member in self.dear.values():
+            member.spent_s = 0.0
+            if member.on_trial:
+                member.num_skipped += 1
+                if member.num_skipped >= MOST_SKIPPED:
+                    self._send_to_sleep(member)
 
     def _settle(self, member: DearMember, profit_s: float) -> None:
         member.num_judged += 1

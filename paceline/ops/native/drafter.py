@@ -139,7 +139,7 @@ class NativeEagle:
         self._take_in, self._draft = library.pl_eagle_take_in, library.pl_eagle_draft
         self._eagle = library.pl_eagle_new(ctypes.byref(parts))
         if not self._eagle:
-            raise InvalidOptionError("no memory for a native drafter, or its vocabulary is not the target's")
+            raise InvalidOptionError("no memory for a native drafter, or its sizes or vocabulary are not the target's")
         weakref.finalize(self, library.pl_eagle_free, self._eagle)
 
     def take_in(self, hidden: Tensor, next_tokens: IntArray, positions: IntArray, slots: IntArray) -> Tensor:

@@ -78,8 +78,10 @@ class Eagle3Proposer:
         self.needs = Needs(hidden_layers=network.config.hidden_layers, draft_probs=draft_sampling == "sampled")
 
     def observe(self, step: StepContext) -> None:
+        if step.gone:  # their blocks may belong to somebody in this very step: one slot, one row in a call
+            self._flush()
         self._queue.add(step)
-        if step.gone or (len(self._queue) > FLUSH_ROWS and not step.requests):
+        if step.gone or len(self._queue) > FLUSH_ROWS:
             self._flush()
         for request in step.gone:
             self._newest.pop(request.request_id, None)

@@ -120,6 +120,7 @@ const Kernels& kernels() { return *current(); }
 extern "C" {
 
 PlModel* pl_model_new(const PlConfig* config) {
+  if (config->num_heads > kTaskQueries * config->num_kv_heads) return nullptr;
   try {
     PlModel* m = new PlModel;
     m->config = *config;

@@ -118,7 +118,8 @@ struct Tree {
       const double above = frontier[line] < 0 ? 0.0 : nodes[frontier[line]].path;
       for (int i = 0; i < width; i++) {
         const float log_prob = log_probs[line * stride + i];
-        nodes.push_back({ids[line * stride + i], frontier[line], log_prob, above + log_prob});
+        const double path = above + log_prob;
+        nodes.push_back({ids[line * stride + i], frontier[line], log_prob, path == path ? path : -INFINITY});
       }
     }
     std::vector<int> order;
@@ -325,6 +326,11 @@ extern "C" {
 // Keeps the layers, the matrices and the target, which must outlive it, and copies the rest.
 PlEagle* pl_eagle_new(const PlEagleParts* parts) {
   try {
+    const Matrix& q = parts->layers->layers[0].q;
+    const int hidden = parts->layers->config.hidden_size;
+    if (parts->target->embed.k != hidden || parts->fc->matrix.n != hidden || parts->head->matrix.k != hidden ||
+        q.k != 2 * hidden)
+      return nullptr;
     PlEagle* e = new PlEagle(*parts);
     for (int id : e->target_ids) {
       if (is_token(*e, id)) continue;

@@ -53,6 +53,7 @@ int32_t pl_matrix_multiply(PlMatrix* matrix, int32_t rows, const float* x, int32
 
 // Filled with pl_model_set_matrix and pl_model_set_vector; needs no embedding, head, first or last norm.
 PlModel* pl_layers_new(const PlConfig* config) {
+  if (config->num_heads > kTaskQueries * config->num_kv_heads) return nullptr;
   try {
     PlLayers* m = new PlLayers;
     m->config = *config;

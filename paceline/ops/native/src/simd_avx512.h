@@ -22,7 +22,6 @@ inline vf vset1(float a) { return _mm512_set1_ps(a); }
 inline vf vadd(vf a, vf b) { return _mm512_add_ps(a, b); }
 inline vf vsub(vf a, vf b) { return _mm512_sub_ps(a, b); }
 inline vf vmul(vf a, vf b) { return _mm512_mul_ps(a, b); }
-inline vf vdiv(vf a, vf b) { return _mm512_div_ps(a, b); }
 inline vf vfma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }  // a * b + c
 inline vf vrecip(vf a) {  // 1 / a to about 1 ulp: two Newton steps from 14 bits, several times faster than a division
   vf r = _mm512_rcp14_ps(a);
