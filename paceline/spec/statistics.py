@@ -54,5 +54,6 @@ class MethodStats(DraftCounts):
             "num_proposals": self.num_proposals,
             "mean_acceptance_length": self.mean_acceptance_length,
             "draft_s": self.draft_s,
-            "by_member": {name: counts.to_dict() for name, counts in self.by_member.items()},
+            # A list, for the engine's thread may add a member while a server's reads.
+            "by_member": {name: counts.to_dict() for name, counts in list(self.by_member.items())},
         }
