@@ -15,7 +15,7 @@ LOSS = 0.97  # a cell below this share of plain counts as a loss
 
 
 def recommend(analysis: Analysis) -> dict[str, Any]:
-    """{"speculative_config": ..., "reason": ..., ...}, ready for JSON."""
+    """{"speculative_config": ..., "reason": ..., ...}, ready for JSON; the configuration of a server is not known."""
     judged = [_judge(analysis, setting) for setting in analysis.settings if setting != PLAIN]
     known = [entry for entry in judged if entry is not None]
     safe = [entry for entry in known if not entry["losses"]]
@@ -32,13 +32,23 @@ def recommend(analysis: Analysis) -> dict[str, Any]:
         "reason": (
             f"{best['setting']} has the best mean speedup, {best['mean_speedup']:.2f}x over {best['num_points']} "
             f"points, and is nowhere slower than {LOSS}x plain"
+            + (
+                ""
+                if best["speculative_config"]
+                else "; that server's own options are not known here: start it as it was"
+            )
         ),
         "judged": known,
     }
 
 
-def serve_options(records: Sequence[Record], advice: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of `paceline serve` for what was measured: the advice, and the model where it was only one."""
+def serve_options(records: Sequence[Record], advice: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The options of `paceline serve` for what was measured: the advice, and the model where it was only one.
+
+    None where a server won whose configuration is not known: without the key, the options would mean `auto`.
+    """
+    if advice["speculative_config"] is None:
+        return None
     models = {record.get("backend", {}).get("model") for record in records} - {None}
     options: dict[str, Any] = {"model": models.pop()} if len(models) == 1 else {}
     return options | {"speculative_config": advice["speculative_config"]}

@@ -28,10 +28,11 @@ def report_html(records: Sequence[Record], title: str = "Paceline benchmark") ->
     charts = [*speedup_over_k(analysis), *acceptance_by_position(analysis), *throughput(analysis)]
     charts += [*method_by_category(analysis), *win_maps(analysis)]
     pictures = "".join(f"<figure>{to_svg(chart)}</figure>" for chart in charts)
-    config = json.dumps({"speculative_config": advice["speculative_config"]}, indent=2)
+    config = {"speculative_config": advice["speculative_config"]}
+    shown = f"<pre>{escape(json.dumps(config, indent=2))}</pre>" if advice["speculative_config"] else ""
     parts = [
         f"<h1>{escape(title)}</h1>",
-        f"<h2>Recommended</h2><p>{escape(advice['reason'])}</p><pre>{escape(config)}</pre>",
+        f"<h2>Recommended</h2><p>{escape(advice['reason'])}</p>{shown}",
         _warnings(analysis),
         f"<h2>Pictures</h2><div class='charts'>{pictures}</div>",
         f"<h2>All cells</h2>{_html_table(table(analysis))}",

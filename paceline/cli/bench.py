@@ -220,10 +220,13 @@ def _report(args: argparse.Namespace) -> int:
     records = read_records(args.records)
     Path(args.out).write_text(report_html(records, args.title), encoding="utf-8")
     advice = recommend(analyse(records))
+    options = serve_options(records, advice)
     config_file = Path(args.config_out) if args.config_out else Path(args.out).with_suffix(".config.json")
-    config_file.write_text(json.dumps(serve_options(records, advice), indent=2) + "\n", encoding="utf-8")
+    if options is not None:
+        config_file.write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
     if args.json:
-        print(json.dumps(advice | {"config": str(config_file)}))
+        print(json.dumps(advice | {"config": None if options is None else str(config_file)}))
     else:
-        print(f"{args.out}: {advice['reason']}\nto serve with it: paceline serve --config {config_file}")
+        how = f"to serve with it: paceline serve --config {config_file}"
+        print(f"{args.out}: {advice['reason']}\n{how if options is not None else 'so no options file was written'}")
     return 0

@@ -95,6 +95,18 @@ def test_report_and_configuration_from_the_command_line(tmp_path: Path, capsys: 
         call("report", str(tmp_path / "missing.jsonl"))
 
 
+def test_a_sweep_over_servers_writes_no_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody knows what the winner was started with, and a file without it would mean `auto`."""
+    records = [record | {"cell": record["cell"] | {"speculative_config": None}} for record in sweep()]
+    runs, page = tmp_path / "runs.jsonl", tmp_path / "report.html"
+    runs.write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert call("report", str(runs), "--out", str(page)) == 0
+    assert "own options are not known here" in (said := capsys.readouterr().out) and "no options file" in said
+    assert call("report", str(runs), "--out", str(page), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["config"] is None
+    assert not (tmp_path / "report.config.json").exists() and "null" not in page.read_text().split("Pictures")[0]
+
+
 def test_predict_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs, curve = tmp_path / "runs.jsonl", tmp_path / "curve.json"
     runs.write_text("".join(json.dumps(record) + "\n" for record in sweep()))
