@@ -45,13 +45,15 @@ TRAINING_FREE: list[dict[str, Any]] = [
     {"method": "layer_skip"},
 ]
 TRAINED: list[dict[str, Any]] = [
+    {"method": "eagle3"},
     {"method": "eagle3", "num_speculative_tokens": 4, "node_budget": 4},
-    {"method": "eagle3", "node_budget": 16},
-    {"method": "eagle3", "node_budget": 32},
-    {"method": "medusa"},
-    {"method": "dflash"},
-    {"method": "draft_model"},
-    {"method": "merge", "members": ["eagle3", *MERGED], "node_budget": 32},
+    {"method": "eagle3", "num_speculative_tokens": 4, "node_budget": 32},
+    {"method": "eagle3", "num_speculative_tokens": 8, "node_budget": 32},
+    {"method": "medusa", "node_budget": 32},
+    {"method": "dflash", "node_budget": 32},
+    {"method": "draft_model", "num_speculative_tokens": 4},
+    {"method": "merge", "members": ["eagle3", *MERGED], "num_speculative_tokens": 8, "node_budget": 32},
+    {"method": "auto"},
 ]
 Record = dict[str, Any]
 Key = tuple[str, float, str]  # configuration, temperature, prompt
