@@ -68,8 +68,9 @@ def feature_options(depth: int, nodes: int) -> dict[str, Option]:
 
 
 def likely_paths(given: dict[str, Any]) -> dict[str, Any]:
-    """A size that was asked for is filled. Otherwise a node must be likely enough to pay for its row of the pass: on a
-    CPU a row costs a few percent of a pass, and a wrong one is for nothing."""
+    """A `node_budget` that was asked for is filled. Without one, whatever `num_speculative_tokens` says, a node must be
+    likely enough to pay for its row of the pass: on a CPU a row costs a few percent of a pass, and a wrong one is for
+    nothing."""
     return given if "node_budget" in given else {"draft_min_prob": LEAST_LIKELY} | given
 
 
