@@ -1,7 +1,7 @@
 """A drafter's matrices and layers as the engine runs them: ragged rows over a paged KV cache.
 
-On a CPU the native kernels do the work, with int8 weights, or int4 where a proposer asks for it (`storage`), as those of
-EAGLE do for the head. Everywhere else, and as the plain twin that the native ones are tested against, PyTorch does.
+On a CPU the native kernels do the work, with int8 weights, or int4 where a proposer asks for it (`storage`), as those
+of EAGLE do for the head. Everywhere else, and as the plain twin that the native ones are tested against, PyTorch does.
 Which keys a row may see is said with slots (`KeyRows`), so a chain, a tree and a DFlash block are the same to a layer.
 """
 
