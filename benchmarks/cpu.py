@@ -20,6 +20,7 @@ from typing import Any
 from paceline import LLM, SamplingParams
 from paceline.bench.provenance import provenance
 from paceline.models.aliases import SOURCE_FILE
+from paceline.models.loader import LoadedModel
 from paceline.models.native import NativeDecoder
 from paceline.ops import native
 
@@ -66,12 +67,15 @@ class Peer:
 
 
 class Ours:
-    def __init__(self, llm: LLM) -> None:
-        self.llm = llm
+    """A new engine for every run: a drafter that remembers past answers must not meet the same prompt again."""
+
+    def __init__(self, model: LoadedModel, config: dict[str, Any]) -> None:
+        self.model, self.config = model, config
 
     def run(self, prompts: list[list[int]], max_tokens: int) -> Sample:
+        llm = LLM(self.model, self.config, enable_prefix_caching=False)
         params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-        outputs = self.llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)
         metrics = [output.metrics for output in outputs if output.metrics is not None]
         return {
             "ttft_s": max(m.ttft_s or 0.0 for m in metrics),
@@ -90,10 +94,10 @@ def main() -> int:
     bandwidth = native.measure_bandwidth(args.threads)
     limit = bandwidth / decoder.weight_bytes
     gguf = loaded.path / SOURCE_FILE if loaded.path.is_dir() else loaded.path
-    sides: dict[str, Any] = {"paceline": Ours(model)}
+    sides: dict[str, Any] = {"paceline": Ours(loaded, {"method": "none"})}
     for method in args.methods:
-        config = {"method": method, "num_speculative_tokens": args.spec_tokens}
-        sides[f"paceline {method}"] = Ours(LLM(loaded, config, enable_prefix_caching=False))
+        size = {} if method == "auto" else {"num_speculative_tokens": args.spec_tokens}
+        sides[f"paceline {method}"] = Ours(loaded, {"method": method, **size})
     pythons = [*args.peer_python, sys.executable]
     peers = [Peer.start(name, pythons, loaded.path, gguf, args.threads) for name in args.peers]
     found = [peer for peer in peers if peer is not None]
