@@ -156,22 +156,32 @@ class _Stream:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self._loop = asyncio.get_running_loop()
-        self._changed = asyncio.Event()
-        self._latest: RequestOutput | Exception | None = None
+        self.loop = asyncio.get_running_loop()
+        self.changed = asyncio.Event()
+        self.latest: RequestOutput | Exception | None = None
 
     def post(self, item: RequestOutput | Exception) -> None:
-        self._latest = item
-        with suppress(RuntimeError):  # the reader's event loop is closed: nobody is listening any more
-            self._loop.call_soon_threadsafe(self._changed.set)
+        self.latest = item
+        _wake(self.loop, [self])
 
     async def next(self) -> RequestOutput:
-        await self._changed.wait()
-        self._changed.clear()
-        assert self._latest is not None
-        if isinstance(self._latest, Exception):
-            raise self._latest
-        return self._latest
+        await self.changed.wait()
+        self.changed.clear()
+        assert self.latest is not None
+        if isinstance(self.latest, Exception):
+            raise self.latest
+        return self.latest
+
+
+def _wake(loop: asyncio.AbstractEventLoop, streams: Sequence[_Stream]) -> None:
+    """Tell the readers of some streams, all in one loop, that there is news: waking a loop costs a system call."""
+
+    def tell() -> None:
+        for stream in streams:
+            stream.changed.set()
+
+    with suppress(RuntimeError):  # the loop is closed: nobody is listening any more
+        loop.call_soon_threadsafe(tell)
 
 
 class AsyncLLM:
@@ -264,9 +274,13 @@ class AsyncLLM:
 
     def _publish(self, updated: Sequence[RequestState]) -> None:
         changed = {id(state) for state in updated}
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Stream]] = {}
         for stream in list(self._streams.values()):
             if any(id(state) in changed for state in stream.job.states):
-                stream.post(stream.job.output())
+                stream.latest = stream.job.output()
+                by_loop.setdefault(stream.loop, []).append(stream)
+        for loop, streams in by_loop.items():
+            _wake(loop, streams)
 
     def _end(self, error: Exception) -> None:
         self._dead = error

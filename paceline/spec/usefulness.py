@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 MEMORY = 128.0  # steps over which earnings and costs are averaged
 REVIEW_EVERY = 64
-EARLY_REVIEWS = (8, 16, 32)  # for members so dear that a few steps are enough to know
+EARLY_REVIEWS = (8, 16, 32)  # for members so dear that a few steps are enough to know:
+EARLY_COST = 0.5  # those that cost at least this much of what a token costs. Others may learn first
 PROBE_EVERY, PROBE_STEPS = 256, 16  # sleepers are asked for a few steps in a row: some need to see a few to be right
 PROBE_SHARE = 0.005  # of the elapsed time that probing one sleeper may take
 # What a member must bring over what it costs, to stay awake and to wake up. Above 1, because tokens that it alone
@@ -58,8 +59,10 @@ class Usefulness:
         """Members to ask in this step, in order."""
         self._close_step()
         self._num_steps += 1
-        if self._num_steps % REVIEW_EVERY == 0 or self._num_steps in EARLY_REVIEWS:
-            self._review()
+        if self._num_steps % REVIEW_EVERY == 0:
+            self._review(0.0)
+        elif self._num_steps in EARLY_REVIEWS:
+            self._review(EARLY_COST)
         self._asked = [name for name, account in self.accounts.items() if account.awake or self._is_probed(account)]
         for name in self._asked:
             self.accounts[name].num_asked += 1
@@ -81,12 +84,18 @@ class Usefulness:
         return any(self.accounts[voter].awake for voter in voters if voter != name)
 
     def _profit_s(self, account: Account, margin: float = KEEP_MARGIN) -> float:
-        token_s = self._step_s / max(self._tokens, 1.0)  # what a token costs
         promise = account.earned + 1.0 / max(account.num_asked, 1)  # in doubt for the member: the next token may be its
-        return promise * token_s - margin * account.cost_s
+        return promise * self._token_s - margin * account.cost_s
 
-    def _review(self) -> None:
-        """Wake sleepers that would pay; else put the worst loser to sleep, but never the last one awake."""
+    @property
+    def _token_s(self) -> float:
+        """What a token costs."""
+        return self._step_s / max(self._tokens, 1.0)
+
+    def _review(self, least_cost: float) -> None:
+        """Wake sleepers that would pay; else put the worst loser to sleep, but never the last one awake.
+
+        `least_cost`: of a member that may be put to sleep now, in tokens."""
         sleepers = [account for account in self.accounts.values() if not account.awake]
         for account in sleepers:
             if self._profit_s(account, WAKE_MARGIN) > 0.0:
@@ -94,7 +103,8 @@ class Usefulness:
                 return
         awake = [account for account in self.accounts.values() if account.awake]
         worst = min(awake, key=self._profit_s)
-        if len(awake) > 1 and self._profit_s(worst) < 0.0:
+        is_judged = worst.cost_s >= least_cost * self._token_s
+        if len(awake) > 1 and is_judged and self._profit_s(worst) < 0.0:
             worst.awake = False
             worst.probe_at = self._num_steps + self._pause(worst)
 
