@@ -23,7 +23,7 @@ from paceline.core.request import Request, RequestStatus
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.spec.controller_cost import PassCostModel, calibrate
-from paceline.spec.controller_members import MemberChoice
+from paceline.spec.controller_members import TRIAL_REQUESTS, MemberChoice
 from paceline.spec.controller_select import Selection, path_chances, select, shifted
 from paceline.spec.proposer import Budget, StepContext
 from paceline.spec.services import Services
@@ -129,6 +129,8 @@ class AutoProposer:
         num_requests = max(num_running, len(step.requests))
         dear = self.choice.begin_step(num_requests)
         asked = list(range(len(step.requests))) if dear else self._whom_to_ask(step.requests)
+        if self.choice.has_trial and not dear:  # the first requests, whether they sleep or not
+            asked = sorted({*range(min(TRIAL_REQUESTS, len(step.requests))), *asked})
         drafted, draft_s = self._ask(step, budgets, asked)
         trees = self._choose(step.requests, asked, drafted, num_requests)
         self._handed_over_s = self.clock()

@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.draft_counts import MEMBER_SEPARATOR
-from paceline.spec.proposer import Proposer, RequestPass
+from paceline.spec.proposer import Budget, Proposer, RequestPass
 from paceline.spec.usefulness import Usefulness
 
-TRIAL_STEPS = 8
+TRIAL_STEPS, TRIAL_REQUESTS = 8, 2
+NO_BUDGET = Budget(0, 0)
 WARM_UP_STEPS = 2  # of a trial: the first steps take in what was missed, and are not judged
 MEMORY_STEPS = 16.0  # over which a member that is awake is judged
 FIRST_PAUSE, LONGEST_PAUSE = 96, 1536  # steps between two trials
@@ -86,7 +87,7 @@ class MemberChoice(Usefulness):
         return figures
 
     def begin_step(self, num_requests: int) -> bool:
-        """Decide whom to ask; True where a dear member is to be asked for every request."""
+        """Decide whom to ask; True where a dear member that pays is to be asked for every request."""
         self._step += 1
         for name, member in self.dear.items():
             fewer = 2 * num_requests <= member.tried_with
@@ -94,7 +95,18 @@ class MemberChoice(Usefulness):
                 member.num_judged, member.num_skipped = 1, 0
                 member.profit_s, member.tried_with = 0.0, num_requests
             self.accounts[name].awake = member.awake or member.on_trial
-        return any(member.awake or member.on_trial for member in self.dear.values())
+        return any(member.awake for member in self.dear.values())
+
+    @property
+    def has_trial(self) -> bool:
+        return any(member.on_trial for member in self.dear.values())
+
+    def budgets(self, member: str, budgets: list[Budget]) -> list[Budget]:
+        """A trial is made with a few requests: the others pay nothing for it."""
+        dear = self.dear.get(member)
+        if dear is None or not dear.on_trial:
+            return budgets
+        return [budget if i < TRIAL_REQUESTS else NO_BUDGET for i, budget in enumerate(budgets)]
 
     def worth_asking(self) -> list[str]:
         self._asked = [name for name, account in self.accounts.items() if account.awake]

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from paceline.spec.proposer import Budget
+
 MEMORY = 128.0  # steps over which earnings and costs are averaged
 REVIEW_EVERY = 64
 EARLY_REVIEWS = (8, 16, 32)  # for members so dear that a few steps are enough to know:
@@ -67,6 +69,10 @@ class Usefulness:
         for name in self._asked:
             self.accounts[name].num_asked += 1
         return self._asked
+
+    def budgets(self, member: str, budgets: list[Budget]) -> list[Budget]:
+        """Of each request, for this member in this step."""
+        return budgets
 
     def is_asked(self, member: str) -> bool:
         """Whether the member was asked in the last step (everybody is, before the first)."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from paceline.core.tree import DraftTree
 from paceline.spec.controller_members import FIRST_PAUSE, TRIAL_STEPS, MemberChoice
-from paceline.spec.proposer import Needs, RequestPass
+from paceline.spec.proposer import Budget, Needs, RequestPass
 
 TOKEN_S, ROW_S, STEP_S = 0.010, 0.0005, 0.011
 
@@ -74,3 +74,14 @@ def test_of_two_that_draft_the_same_one_is_kept() -> None:
             members.dear[name].spent_s += 0.001 if name == "dear" else 0.004
         members.judge([one], TOKEN_S, ROW_S, STEP_S)
     assert sorted(members.report()[name]["state"] for name in names) == ["asleep", "pays"]
+
+
+def test_a_trial_is_made_with_a_few_requests() -> None:
+    members = choice()
+    members.begin_step(8)
+    whole = [Budget(6, 6)] * 8
+    assert members.dear["dear"].on_trial
+    assert members.budgets("dear", whole) == [Budget(6, 6)] * 2 + [Budget(0, 0)] * 6
+    assert members.budgets("suffix", whole) == whole
+    members.dear["dear"].awake = True
+    assert members.budgets("dear", whole) == whole

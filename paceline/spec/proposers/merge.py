@@ -121,7 +121,7 @@ class MergeProposer:
             limit = self._limits[name]
             own = [Budget(min(b.num_nodes, limit.num_nodes), min(b.max_depth, limit.max_depth)) for b in budgets]
             with self.usefulness.timed(name):
-                drafts[name] = self.members[name].propose(step, own)
+                drafts[name] = self.members[name].propose(step, self.usefulness.budgets(name, own))
         merged = []
         for i, (request, budget) in enumerate(zip(step.requests, budgets, strict=True)):
             trees = {name: drafts[name][i] for name in asked if drafts[name][i]}

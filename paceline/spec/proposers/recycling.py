@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.request import Request
-from paceline.core.tree import DraftTree
+from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.spec.proposer import Budget, Needs, RequestPass, StepContext
 from paceline.spec.services import Services
 from paceline.spec.top_tokens import top_tokens
@@ -131,6 +131,8 @@ class RecyclingProposer:
         return self._shapes[budget]
 
     def _draft(self, request: Request, budget: Budget) -> DraftTree:
+        if min(budget.num_nodes, budget.max_depth) < 1:
+            return EMPTY_TREE
         tokens = request.token_ids
         shape, acceptance = self._shape(budget), self.acceptance
         trie = Trie()
