@@ -58,20 +58,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
+    from paceline.llm import LLM
+
     console = Console(stderr=args.json, highlight=False)
     if not console.is_terminal:
         console.width = 120  # a log file wraps nothing
     config = options.speculative_config(args) or {"method": "auto"}
     args.speculative_config, args.spec_method, args.spec_model, args.spec_tokens = json.dumps(config), None, None, None
     console.print(f"[bold]paceline demo[/bold]  {args.model}, drafting with {config['method']}")
-    llm = options.make_llm(args)
-    llm.generate("Warm up.", _params(args, plain=True))
-    rows: dict[str, tuple[list[Side], list[Side]]] = {}
-    for i, (kind, text) in enumerate(PROMPTS.items()):
-        rows[kind] = ([], [])
-        for turn in range(args.rounds):
+    plain_llm = options.make_llm(_plainly(args))
+    plain_llm.generate("Warm up.", _params(args))
+    rows: dict[str, tuple[list[Side], list[Side]]] = {kind: ([], []) for kind in PROMPTS}
+    for turn in range(args.rounds):
+        # A new engine in every round: a drafter that remembers answers must not have seen this one, or it only recites.
+        sides = {True: plain_llm, False: LLM(plain_llm.engine.model, config, max_model_len=args.max_model_len)}
+        sides[False].generate("Warm up.", _params(args))
+        for i, (kind, text) in enumerate(PROMPTS.items()):
             order = (True, False) if (i + turn) % 2 == 0 else (False, True)
-            outputs = _show(console, llm, args, kind, text, order, live=turn == 0)
+            outputs = _show(console, sides, args, kind, text, order, live=turn == 0)
             for plain, output in outputs.items():
                 rows[kind][0 if plain else 1].append(_side(output))
     results = [_result(kind, *sides) for kind, sides in rows.items()]
@@ -83,20 +87,20 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(result["identical"] for result in results) else 1
 
 
-def _params(args: argparse.Namespace, plain: bool) -> Any:
+def _plainly(args: argparse.Namespace) -> argparse.Namespace:
+    """The same arguments without speculation."""
+    return argparse.Namespace(**{**vars(args), "speculative_config": json.dumps({"method": "none"})})
+
+
+def _params(args: argparse.Namespace) -> Any:
     from paceline.core.sampling_params import SamplingParams
 
-    return SamplingParams(
-        temperature=args.temperature,
-        seed=7,
-        max_tokens=args.max_tokens,
-        speculative={"off": True} if plain else None,
-    )
+    return SamplingParams(temperature=args.temperature, seed=7, max_tokens=args.max_tokens)
 
 
 def _show(
     console: "Console",
-    llm: "LLM",
+    sides: "dict[bool, LLM]",  # plain or not -> engine
     args: argparse.Namespace,
     kind: str,
     text: str,
@@ -106,11 +110,11 @@ def _show(
     """Run both sides one after the other; the first time they write into two columns while they run."""
     from rich.live import Live
 
-    prompt = llm.chat_prompt([{"role": "user", "content": text}])
+    prompt = sides[True].chat_prompt([{"role": "user", "content": text}])
     outputs: dict[bool, RequestOutput] = {}
     with Live(console=console, auto_refresh=False, transient=not live) as screen:
         for plain in order:
-            for output in llm.stream(prompt, _params(args, plain)):
+            for output in sides[plain].stream(prompt, _params(args)):
                 outputs[plain] = output
                 if output.error is not None:
                     raise output.error
