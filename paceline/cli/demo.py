@@ -63,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     console = Console(stderr=args.json, highlight=False)
     if not console.is_terminal:
         console.width = 120  # a log file wraps nothing
-    config = options.speculative_config(args) or {"method": "auto"}
+    best = "eagle3" if args.model == options.DEFAULT_MODEL else "auto"  # as measured: docs/methods_table.md
+    config = options.speculative_config(args) or {"method": best}
     args.speculative_config, args.spec_method, args.spec_model, args.spec_tokens = json.dumps(config), None, None, None
     console.print(f"[bold]paceline demo[/bold]  {args.model}, drafting with {config['method']}")
     plain_llm = options.make_llm(_plainly(args))
