@@ -20,7 +20,6 @@ from paceline.spec.feature_queue import IntArray
 from paceline.spec.services import Services
 
 SCRATCH_SLOTS = 4096
-FLUSH_ROWS = 64  # features that wait, at most, while nobody drafts
 CHUNK_ROWS = 512  # features taken in by one call
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ stand later in the queue; a prefix that another request finds in the cache bring
 slots; and speculation that was off for a while leaves no gap.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,8 @@ from paceline.core.request import Request
 from paceline.spec.proposer import RequestPass, StepContext
 
 IntArray = NDArray[np.int32]
+
+FLUSH_ROWS = 64  # features that wait, at most, while nobody drafts
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,16 @@ class FeatureQueue:
         for verified in step.passes:
             if verified.block_ids and verified.request.error is None:
                 self._parts.append(self._rows(verified, step.hidden, wanted))
+
+    def follow(self, step: StepContext, flush: Callable[[], None]) -> None:
+        """Queue a step's features and have them taken in where they must not wait.
+
+        The blocks of a request that is gone may belong to somebody in this very step: one slot, one row in a call."""
+        if step.gone:
+            flush()
+        self.add(step)
+        if step.gone or len(self) > FLUSH_ROWS:
+            flush()
 
     def take(self) -> FeatureRows | None:
         """Everything queued, oldest first."""

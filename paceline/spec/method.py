@@ -115,3 +115,17 @@ def check_widths(options: Mapping[str, Any]) -> None:
 
 def num_nodes(widths: Sequence[int]) -> int:
     return sum(accumulate(widths, mul))
+
+
+def feature_method(target: str, summary: str, *, depth: int, nodes: int) -> Method:
+    """The row of a trained drafter on the target's hidden states."""
+    return Method(
+        target,
+        summary,
+        feature_options(depth, nodes),
+        derive=likely_paths,
+        cross_check=check_features,
+        chain=is_chain,
+        per_request=False,
+        example={"model": "untrained"},
+    )

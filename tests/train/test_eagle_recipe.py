@@ -4,27 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.train.corpus import Batch, Batches
+from paceline.train.corpus import Batch
 from paceline.train.eagle import EagleRecipe, EagleSettings
 from paceline.train.recipe import DraftVocabulary
 from paceline.train.target import DenseTarget
 from tests.train.test_recipes import LAST, NUM_TOKENS, check, grow
-from tests.train.tiny_target import CONFIG, tiny_corpus, tiny_target
-
-
-@pytest.fixture(scope="module")
-def target() -> DenseTarget:
-    return tiny_target()
-
-
-@pytest.fixture(scope="module")
-def vocabulary(target: DenseTarget) -> DraftVocabulary:
-    return DraftVocabulary.of(target, torch.arange(1, CONFIG.vocab_size, 2))  # odd ids only: a mapping shows
-
-
-@pytest.fixture(scope="module")
-def batch(target: DenseTarget) -> Batch:
-    return Batches(tiny_corpus(target, num_prompts=3), 10_000, target.device).at(0)
 
 
 def twin_features(recipe: EagleRecipe, tokens: Tensor, normed: Tensor, last: int, count: int) -> list[Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.models.drafters.layers import Attend
 from paceline.train.acceptance import count_accepted, coupled_chance, greedy_drafts, measure_acceptance
-from paceline.train.corpus import Batch, Batches
+from paceline.train.corpus import Batch
 from paceline.train.dflash import DFlashRecipe, DFlashSettings
 from paceline.train.draft import DraftRecipe, DraftSettings
 from paceline.train.eagle3 import Eagle3Recipe, Eagle3Settings
@@ -16,26 +16,10 @@ from paceline.train.losses import soft_cross_entropy
 from paceline.train.medusa import MedusaRecipe, MedusaSettings
 from paceline.train.recipe import DraftVocabulary, Recipe
 from paceline.train.target import DenseTarget
-from tests.train.tiny_target import CONFIG, tiny_corpus, tiny_target
+from tests.train.tiny_target import CONFIG
 
 NUM_TOKENS = 4
 LAST = 14  # position of the last token in these checks
-
-
-@pytest.fixture(scope="module")
-def target() -> DenseTarget:
-    return tiny_target()
-
-
-@pytest.fixture(scope="module")
-def vocabulary(target: DenseTarget) -> DraftVocabulary:
-    return DraftVocabulary.of(target, torch.arange(1, CONFIG.vocab_size, 2))  # odd ids only: a mapping shows
-
-
-@pytest.fixture(scope="module")
-def batch(target: DenseTarget) -> Batch:
-    corpus = tiny_corpus(target, num_prompts=3)
-    return Batches(corpus, 10_000, target.device).at(0)
 
 
 def softmax_attention(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paceline.errors import InvalidOptionError
 from paceline.ops.native.layers import IntArray, NativeLayers, NativeLinear
-from paceline.ops.native.library import STATUS, load
+from paceline.ops.native.library import STATUS, Signatures, load_with
 
 Floats = NDArray[np.float32]
 
@@ -54,7 +54,7 @@ class _Draft(ctypes.Structure):
     ]
 
 
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+_SIGNATURES: Signatures = {
     "pl_eagle_new": (c_void_p, [POINTER(_Parts)]),
     "pl_eagle_free": (None, [c_void_p]),
     "pl_eagle_take_in": (c_int32, [c_void_p, POINTER(_Context)]),
@@ -64,14 +64,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    loaded, _ = load()
-    try:
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(loaded, name)
-            function.restype, function.argtypes = result, arguments
-    except AttributeError:  # no library, or one that was built before these functions were written
-        return None
-    return loaded
+    return load_with(_SIGNATURES)
 
 
 def drafter_available() -> bool:

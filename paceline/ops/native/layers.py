@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from ctypes import POINTER, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,12 +19,12 @@ from torch import Tensor
 
 from paceline.core.model_config import ModelConfig
 from paceline.errors import InvalidOptionError
-from paceline.ops.native.library import FORMATS, MATRICES, SOURCES, STATUS, VECTORS, Config, load
+from paceline.ops.native.library import FORMATS, MATRICES, SOURCES, STATUS, VECTORS, Config, Signatures, load_with
 
 IntArray = NDArray[np.int32]
 NIBBLES = 4  # `U4M` of src/kernels.h: what Q4_1 blocks become
 
-_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+_SIGNATURES: Signatures = {
     "pl_matrix_new": (c_void_p, [c_int32, c_int32, c_int32, c_int32, c_void_p, c_void_p, c_int32]),
     "pl_matrix_free": (None, [c_void_p]),
     "pl_matrix_multiply": (c_int32, [c_void_p, c_int32, c_void_p, c_int32, c_void_p]),
@@ -66,14 +65,7 @@ class KeyRows:
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    loaded, _ = load()
-    try:
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = getattr(loaded, name)
-            function.restype, function.argtypes = result, arguments
-    except AttributeError:  # no library, or one that was built before these functions were written
-        return None
-    return loaded
+    return load_with(_SIGNATURES)
 
 
 def layers_available() -> bool:

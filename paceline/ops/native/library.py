@@ -64,7 +64,8 @@ class Batch(ctypes.Structure):
 
 
 # function -> (result, arguments)
-SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+Signatures = dict[str, tuple[Any, list[Any]]]  # function -> result, arguments
+SIGNATURES: Signatures = {
     "pl_model_new": (c_void_p, [POINTER(Config)]),
     "pl_model_free": (None, [c_void_p]),
     "pl_model_set_matrix": (c_int32, [c_void_p, *[c_int32] * 6, c_void_p, c_void_p]),
@@ -99,14 +100,28 @@ def load() -> tuple[ctypes.CDLL | None, str | None]:
         )
     try:
         library = ctypes.CDLL(str(path))
-        for name, (result, arguments) in SIGNATURES.items():
-            function = getattr(library, name)
-            function.restype, function.argtypes = result, arguments
+        _declare(library, SIGNATURES)
     except (OSError, AttributeError) as error:
         return None, (
             f"the native CPU kernels do not load ({error}): rebuild them with `python -m paceline.ops.native.build`"
         )
     return library, None
+
+
+def load_with(signatures: Signatures) -> ctypes.CDLL | None:
+    """The library with these functions declared too; None without one, or with one that was built before them."""
+    loaded, _ = load()
+    try:
+        _declare(loaded, signatures)
+    except AttributeError:
+        return None
+    return loaded
+
+
+def _declare(library: ctypes.CDLL | None, signatures: Signatures) -> None:
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
 
 
 def library() -> ctypes.CDLL:

@@ -11,12 +11,9 @@ from paceline.errors import InvalidOptionError
 from paceline.spec.credit import check_rows
 from paceline.spec.method import (
     Method,
-    check_features,
     check_widths,
     derive_from_widths,
-    feature_options,
-    is_chain,
-    likely_paths,
+    feature_method,
     model_options,
     size,
 )
@@ -158,45 +155,29 @@ PROPOSERS: dict[str, Method] = {
         per_request=False,
         example={"num_draft_layers": 1},
     ),
-    "eagle": Method(
+    "eagle": feature_method(
         "paceline.spec.proposers.eagle:EagleProposer",
         "EAGLE-1 and 2: a trained layer foresees the target's last hidden state; its head scores the tree",
-        feature_options(6, 8),
-        derive=likely_paths,
-        cross_check=check_features,
-        chain=is_chain,
-        per_request=False,
-        example={"model": "untrained"},
+        depth=6,
+        nodes=8,
     ),
-    "eagle3": Method(
+    "eagle3": feature_method(
         "paceline.spec.proposers.eagle3:Eagle3Proposer",
         "a trained layer on the target's hidden states; the tree grows where it is sure",
-        feature_options(6, 6),
-        derive=likely_paths,
-        cross_check=check_features,
-        chain=is_chain,
-        per_request=False,
-        example={"model": "untrained"},
+        depth=6,
+        nodes=6,
     ),
-    "medusa": Method(
+    "medusa": feature_method(
         "paceline.spec.proposers.medusa:MedusaProposer",
         "trained heads on the target's last hidden state guess several tokens at once",
-        feature_options(4, 8),
-        derive=likely_paths,
-        cross_check=check_features,
-        chain=is_chain,
-        per_request=False,
-        example={"model": "untrained"},
+        depth=4,
+        nodes=8,
     ),
-    "dflash": Method(
+    "dflash": feature_method(
         "paceline.spec.proposers.dflash:DFlashProposer",
         "a trained network fills in a block of masks behind the last token",
-        feature_options(7, 8),
-        derive=likely_paths,
-        cross_check=check_features,
-        chain=is_chain,
-        per_request=False,
-        example={"model": "untrained"},
+        depth=7,
+        nodes=8,
     ),
     "layer_skip": Method(
         "paceline.spec.proposers.layer_skip:LayerSkipProposer",

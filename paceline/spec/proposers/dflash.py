@@ -19,7 +19,6 @@ from paceline.models.drafters.paged import make_layers, make_linear
 from paceline.spec.draft_growth import least_log_prob, product_tree, sampled_chain
 from paceline.spec.feature_drafter import (
     CHUNK_ROWS,
-    FLUSH_ROWS,
     SCRATCH_SLOTS,
     RowBuilder,
     context_rows,
@@ -66,11 +65,7 @@ class DFlashProposer:
         self.needs = Needs(hidden_layers=config.hidden_layers, draft_probs=draft_sampling == "sampled")
 
     def observe(self, step: StepContext) -> None:
-        if step.gone:  # their blocks may belong to somebody in this very step: one slot, one row in a call
-            self._flush()
-        self._queue.add(step)
-        if step.gone or len(self._queue) > FLUSH_ROWS:
-            self._flush()
+        self._queue.follow(step, self._flush)
         for request in step.gone:
             self._known.pop(request.request_id, None)
 

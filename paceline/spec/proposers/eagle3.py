@@ -23,7 +23,6 @@ from paceline.spec.draft_growth import Growth, least_log_prob
 from paceline.spec.draft_scores import LOWEST, Scored
 from paceline.spec.feature_drafter import (
     CHUNK_ROWS,
-    FLUSH_ROWS,
     SCRATCH_SLOTS,
     RowBuilder,
     context_rows,
@@ -78,11 +77,7 @@ class Eagle3Proposer:
         self.needs = Needs(hidden_layers=network.config.hidden_layers, draft_probs=draft_sampling == "sampled")
 
     def observe(self, step: StepContext) -> None:
-        if step.gone:  # their blocks may belong to somebody in this very step: one slot, one row in a call
-            self._flush()
-        self._queue.add(step)
-        if step.gone or len(self._queue) > FLUSH_ROWS:
-            self._flush()
+        self._queue.follow(step, self._flush)
         for request in step.gone:
             self._newest.pop(request.request_id, None)
 
