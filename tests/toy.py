@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from paceline.core.forward import ForwardBatch, ForwardOutput
+from paceline.core.kv_tensor import allocate_kv
 from paceline.core.model_config import ModelConfig
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.engine.core import EngineCore
 from paceline.engine.scheduler import SchedulerConfig
-from paceline.kv.storage import allocate_kv
 from paceline.spec.services import Services
 from paceline.spec.speculator import Speculator
 from paceline.verify import make_verifier

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from paceline.core.kv_tensor import allocate_kv
 from paceline.engine.config import EngineConfig, ResolvedConfig, resolve_config
 from paceline.engine.core import EngineCore
 from paceline.engine.processor import Processor
 from paceline.engine.scheduler import SchedulerConfig
-from paceline.kv.storage import allocate_kv
 from paceline.models.loader import LoadedModel, load_model
 from paceline.spec.config import SpeculativeConfig
 from paceline.spec.members import CANNOT_BUILD

@@ -1,4 +1,4 @@
-"""The KV tensors themselves, one allocation for all layers."""
+"""What a token takes in the KV pool, and moving accepted tokens to their place."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,6 @@ from paceline.core.model_config import ModelConfig
 
 def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
     return 2 * config.num_layers * config.kv_size * dtype.itemsize
-
-
-def allocate_kv(config: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[layers, 2 (keys, values), slots, kv heads, head dim]. Zeroed, so that a masked slot can never hold a NaN."""
-    shape = (config.num_layers, 2, num_slots, config.num_kv_heads, config.head_dim)
-    return torch.zeros(shape, dtype=dtype, device=device)
 
 
 def move_slots(kv_cache: Tensor, moves: Sequence[tuple[int, int]]) -> None:

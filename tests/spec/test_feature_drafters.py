@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.core.kv_tensor import allocate_kv
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE
 from paceline.engine.core import EngineCore
 from paceline.engine.scheduler import SchedulerConfig
-from paceline.kv.storage import allocate_kv
 from paceline.models.drafters.store import save_drafter
 from paceline.spec.config import SpeculativeConfig
 from paceline.spec.services import Services

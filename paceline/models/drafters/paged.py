@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from paceline.core.kv_tensor import allocate_kv
 from paceline.core.model_config import ModelConfig
 from paceline.models.drafters.layers import Attention, Mlp
 from paceline.models.rope import rope_frequencies, rope_tables
@@ -72,8 +73,7 @@ class TorchLayers:
 
     def __init__(self, config: ModelConfig, modules: list[nn.Module], num_slots: int, device: torch.device) -> None:
         self._modules = [module.to(device) for module in modules]
-        shape = (config.num_layers, 2, num_slots, config.num_kv_heads, config.head_dim)
-        self.kv_cache = torch.zeros(shape, device=device)
+        self.kv_cache = allocate_kv(config, num_slots, torch.float32, device)
         cos, sin = rope_tables(config)
         self._cos, self._sin = cos.to(device), sin.to(device)  # [max_position, head_dim / 2]
         self._share = config.num_heads // config.num_kv_heads

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.core.kv_tensor import allocate_kv
 from paceline.core.model_config import ModelConfig
 from paceline.errors import InvalidOptionError
 from paceline.ops.native.library import FORMATS, MATRICES, SOURCES, STATUS, VECTORS, Config, Signatures, load_with
@@ -142,8 +143,7 @@ class NativeLayers:
     ) -> None:
         self._input_size = weights["0.self_attn.q_proj.weight"].shape[1]
         self._hidden_size, self._num_slots = config.hidden_size, num_slots
-        shape = (config.num_layers, 2, num_slots, config.num_kv_heads, config.head_dim)
-        self.kv_cache = torch.zeros(shape)
+        self.kv_cache = allocate_kv(config, num_slots, torch.float32, torch.device("cpu"))
         frequencies = inv_freq.float().contiguous()
         native = Config(
             vocab_size=0,

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
+from paceline.core.kv_tensor import allocate_kv
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError
@@ -165,6 +165,4 @@ def load_distilled(services: Services, model: str | None) -> Decoder:
 
 def allocate(decoder: Decoder, num_slots: int) -> Tensor:
     """A drafting model's own KV: [layers, 2, slots, kv_heads, head_dim]."""
-    config = decoder.config
-    shape = (config.num_layers, 2, num_slots, config.num_kv_heads, config.head_dim)
-    return torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+    return allocate_kv(decoder.config, num_slots, decoder.dtype, decoder.device)
