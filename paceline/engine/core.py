@@ -22,7 +22,7 @@ from paceline.engine.scheduler import ScheduledRequest, Scheduler, SchedulerConf
 from paceline.kv.manager import KVCacheManager
 from paceline.kv.storage import move_slots
 from paceline.ops.sampling import token_logprobs
-from paceline.spec.proposer import RequestPass, StepContext
+from paceline.spec.proposer import Needs, RequestPass, StepContext
 from paceline.spec.speculator import Speculator
 from paceline.verify.verifier import Verifier
 
@@ -90,18 +90,19 @@ class EngineCore:
     def step(self) -> list[RequestState]:
         """One target pass. Returns the requests that got tokens or ended."""
         with self.clock.phase("schedule"):
-            plan = self.scheduler.schedule(self.speculator.num_lookahead_tokens)
+            needs = self.speculator.needs
+            plan = self.scheduler.schedule(needs.lookahead_slots)
             self._note_scheduled(plan)
         if not plan.scheduled:
             return []
         with self.clock.phase("execute"):
-            output = self.runner.execute(plan.scheduled, self.speculator.needs.hidden_layers)
+            output = self.runner.execute(plan.scheduled, needs.hidden_layers)
         with self.clock.phase("verify"):
             results = self._verify(plan.scheduled, output)
         with self.clock.phase("commit"):
             passes, updated = self._commit(plan.scheduled, output, results)
         with self.clock.phase("propose"):
-            self._propose(passes, output)
+            self._propose(passes, output, needs)
         self.clock.num_steps += 1
         return updated
 
@@ -195,9 +196,9 @@ class EngineCore:
             request.logprobs.extend(result.logprobs[:added])
         return result.token_ids[:added]
 
-    def _propose(self, passes: Sequence[RequestPass], output: PassOutput) -> None:
+    def _propose(self, passes: Sequence[RequestPass], output: PassOutput, needs: Needs) -> None:
         ready = [p.request for p in passes if p.logits_row >= 0 and p.request.status is RequestStatus.RUNNING]
-        logits = output.logits if self.speculator.needs.logits else None
+        logits = output.logits if needs.logits else None
         step = StepContext(ready, passes, self._gone, logits, output.hidden, output.hidden_layers)
         self._gone = []
         self.speculator.observe(step)

@@ -25,7 +25,7 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.spec.controller_cost import PassCostModel, calibrate
 from paceline.spec.controller_members import TRIAL_REQUESTS, MemberChoice
 from paceline.spec.controller_select import Selection, path_chances, select, shifted
-from paceline.spec.proposer import Budget, StepContext
+from paceline.spec.proposer import Budget, Needs, StepContext
 from paceline.spec.services import Services
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ MAX_VALUE = 3.0  # times the cost of asking: however good the past was, sleep is
 TRY_EVERY = 32  # steps between two passes with drafts that should not pay, to see whether the curve still holds
 TRUST_MEMORY, TRUST_PRIOR = 0.99, 5.0  # per step; and accepted tokens that full trust counts for
 LEAST_ROOM, FIRST_ROOM = 4, 8  # nodes asked for
+HOPED_CHANCE, HOPED_DEPTH = 0.75, 6  # what a good drafter may reach: where that would not pay, none is tried
 
 
 @dataclass(slots=True)
@@ -85,7 +86,6 @@ class AutoProposer:
         else:
             self.drafters = MergeProposer(services, largest, members=members)
         self.choice = self.drafters.usefulness = MemberChoice(self.drafters.members)
-        self.needs = self.drafters.needs
         self.clock = clock
         self.cost = PassCostModel(calibrate(services))
         self._records: dict[str, RequestRecord] = {}
@@ -101,6 +101,10 @@ class AutoProposer:
         self._last: Selection | None = None
         self._last_batch = 0
         self._reasons: Counter[str] = Counter()  # why steps went as they did
+
+    @property
+    def needs(self) -> Needs:
+        return self.choice.needs
 
     @property
     def usefulness(self) -> MemberChoice:
@@ -127,7 +131,7 @@ class AutoProposer:
         begin_s = self.clock()
         num_running = sum(p.request.status is RequestStatus.RUNNING for p in step.passes)
         num_requests = max(num_running, len(step.requests))
-        dear = self.choice.begin_step(num_requests)
+        dear = self.choice.begin_step(num_requests, self._could_pay(num_requests))
         asked = list(range(len(step.requests))) if dear else self._whom_to_ask(step.requests)
         if self.choice.has_trial and not dear:  # the first requests, whether they sleep or not
             asked = sorted({*range(min(TRIAL_REQUESTS, len(step.requests))), *asked})
@@ -205,6 +209,17 @@ class AutoProposer:
                 record.tree = EMPTY_TREE
                 return
         record.at = at
+
+    def _could_pay(self, num_requests: int) -> bool:
+        """Would good drafts pay for a batch of this size, if they cost nothing but their rows?"""
+        plain_s = self.cost.at(num_requests)
+        tokens = chance = 1.0  # of each request
+        for depth in range(1, HOPED_DEPTH + 1):
+            chance *= HOPED_CHANCE
+            tokens += chance
+            if tokens * plain_s > self.cost.at(num_requests * (1 + depth)):
+                return True
+        return False
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 

@@ -3,26 +3,34 @@
 A member that reads logits or hidden states takes time for every row or level, so it has to earn it. Its profit in a
 step is what the tokens that it brought would have cost plainly, less the rows of its own nodes, less its own time, all
 of it as it really came out. What a cheap member or a more profitable one drafted too counts for them: of two dear
-members that draft the same, one is kept, not none. A dear member starts with a short trial; where that loses, the next
-one comes later and later, so that all trials together stay a small share of the time, or at once when the batch has
-become much smaller.
+members that draft the same, one is kept, not none.
+
+    asleep  -> listens    when its next trial is due, or at once when the batch has become much smaller
+    listens -> trial      after some steps: it has seen enough to draft from
+    trial   -> pays, or asleep, as soon as its profit is clearly above or below zero
+    pays    -> asleep     when its profit is clearly below zero; one that usually pays first rests, and listens on
+
+A sleeper costs nothing: it hears of nothing, and what it alone needs is not computed. After each trial that loses, the
+next one comes later and later, so that all trials together stay a small share of the time.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.draft_counts import MEMBER_SEPARATOR
-from paceline.spec.proposer import Budget, Proposer, RequestPass
+from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, union
 from paceline.spec.usefulness import Usefulness
 
-TRIAL_STEPS, TRIAL_REQUESTS = 8, 2
+TRIAL_STEPS, TRIAL_REQUESTS = 24, 2  # at most
+LEAST_STEPS = 4  # judged before any verdict
 NO_BUDGET = Budget(0, 0)
-WARM_UP_STEPS = 2  # of a trial: the first steps take in what was missed, and are not judged
+LISTEN_STEPS = 12  # before a trial, where it has missed something
+WARM_UP_STEPS = 2  # of a trial, not judged
 MEMORY_STEPS = 16.0  # over which a member that is awake is judged
 FIRST_PAUSE, LONGEST_PAUSE = 96, 1536  # steps between two trials
-TYPICAL_STEPS, SHORT_PAUSE = 256.0, 16  # one that has paid over so many steps is only sent out for a moment
+TYPICAL_STEPS, REST_STEPS = 256.0, 16  # one that has paid over so many steps only rests for a moment
 MOST_SKIPPED = 32  # steps of a trial that read prompts too: then it ends, without a verdict
 TRIAL_SHARE = 0.005  # of the elapsed time, that trials which lose may take
 
@@ -31,19 +39,36 @@ TRIAL_SHARE = 0.005  # of the elapsed time, that trials which lose may take
 class DearMember:
     """What is known of a member that costs time."""
 
-    awake: bool = False
+    state: str = "listens"  # "asleep", "listens", "trial" or "pays"
     profit_s: float = 0.0  # per step in which it was asked, lately
-    typical_s: float = 0.0  # the same over a long time
+    spread: float = 0.0  # its variance
+    typical_s: float = 0.0  # the profit over a long time
     spent_s: float = 0.0  # since the last step was judged
-    num_judged: int = 0  # steps of this trial, or since it woke
-    num_skipped: int = 0  # steps of this trial that could not be judged
+    num_judged: int = 0  # steps of this trial, or since it was over
+    num_skipped: int = 0  # steps of this trial that were not: the first ones, and those that read prompts
+    num_to_hear: int = 0  # steps that it still listens to
     next_trial: int = 0  # step
     pause: int = FIRST_PAUSE
     tried_with: int = 0  # requests in the batch of the last trial
 
     @property
-    def on_trial(self) -> bool:
-        return not self.awake and self.num_judged > 0
+    def is_asked(self) -> bool:
+        return self.state in ("trial", "pays")
+
+    def begin(self, state: str) -> None:
+        self.state, self.num_judged, self.num_skipped = state, 0, 0
+
+    def learn(self, profit_s: float) -> None:
+        weight = 1.0 / min(self.num_judged, MEMORY_STEPS)
+        off_s = profit_s - self.profit_s
+        self.profit_s += weight * off_s
+        self.spread = (1.0 - weight) * (self.spread + weight * off_s * off_s)
+        self.typical_s += (profit_s - self.typical_s) / TYPICAL_STEPS
+
+    @property
+    def doubt_s(self) -> float:
+        """How far the profit may be off, for the few steps that it comes from."""
+        return math.sqrt(self.spread / min(max(1, self.num_judged), MEMORY_STEPS))
 
 
 class MemberChoice(Usefulness):
@@ -54,17 +79,21 @@ class MemberChoice(Usefulness):
         self.dear = {
             name: DearMember() for name, member in members.items() if member.needs.logits or member.needs.hidden_layers
         }
+        self._cheap_needs = union([member.needs for name, member in members.items() if name not in self.dear])
+        self._needs_of = {name: members[name].needs for name in self.dear}
         self._step = 0
         self._step_s = 0.0
 
-    @contextmanager
-    def timed(self, member: str) -> Iterator[None]:
-        account = self.accounts[member]
-        before_s = account.total_s
-        with super().timed(member):
-            yield
+    @property
+    def needs(self) -> Needs:
+        """Of everybody but the sleepers."""
+        awake = [self._needs_of[name] for name, member in self.dear.items() if member.state != "asleep"]
+        return union([self._cheap_needs, *awake])
+
+    def spend(self, member: str, seconds: float) -> None:
+        super().spend(member, seconds)
         if member in self.dear:
-            self.dear[member].spent_s += account.total_s - before_s
+            self.dear[member].spent_s += seconds
 
     def dear_seconds(self) -> float:
         """Host time spent on dear members so far."""
@@ -75,10 +104,9 @@ class MemberChoice(Usefulness):
         figures: dict[str, Any] = {}
         for name, account in self.accounts.items():
             member = self.dear.get(name)
-            state = "cheap" if member is None else "pays" if member.awake else "trial" if member.on_trial else "asleep"
             figures[name] = {
                 "asked": account.awake,
-                "state": state,
+                "state": "cheap" if member is None else member.state,
                 "num_asked": account.num_asked,
                 "seconds": account.total_s,
             }
@@ -86,25 +114,36 @@ class MemberChoice(Usefulness):
                 figures[name]["profit_s_per_step"] = member.profit_s
         return figures
 
-    def begin_step(self, num_requests: int) -> bool:
-        """Decide whom to ask; True where a dear member that pays is to be asked for every request."""
+    def begin_step(self, num_requests: int, could_pay: bool = True) -> bool:
+        """Decide whom to ask; True where a dear member that pays is to be asked for every request.
+
+        `could_pay`: drafts for so many requests could pay at all, if they were good."""
         self._step += 1
         for name, member in self.dear.items():
-            fewer = 2 * num_requests <= member.tried_with
-            if not member.awake and not member.on_trial and (self._step >= member.next_trial or fewer):
-                member.num_judged, member.num_skipped = 1, 0
-                member.profit_s, member.tried_with = 0.0, num_requests
-            self.accounts[name].awake = member.awake or member.on_trial
-        return any(member.awake for member in self.dear.values())
+            if not could_pay:
+                if member.state != "asleep":
+                    member.begin("asleep")
+                    member.next_trial = self._step
+            elif member.state == "asleep":
+                if self._step >= member.next_trial or 2 * num_requests <= member.tried_with:
+                    member.begin("listens")
+                    member.num_to_hear = LISTEN_STEPS
+            elif member.state == "listens":
+                member.num_to_hear -= 1
+                if member.num_to_hear <= 0:
+                    member.begin("trial")
+                    member.profit_s, member.spread, member.tried_with = 0.0, 0.0, num_requests
+            self.accounts[name].awake = member.is_asked
+        return any(member.state == "pays" for member in self.dear.values())
 
     @property
     def has_trial(self) -> bool:
-        return any(member.on_trial for member in self.dear.values())
+        return any(member.state == "trial" for member in self.dear.values())
 
     def budgets(self, member: str, budgets: list[Budget]) -> list[Budget]:
         """A trial is made with a few requests: the others pay nothing for it."""
         dear = self.dear.get(member)
-        if dear is None or not dear.on_trial:
+        if dear is None or dear.state != "trial":
             return budgets
         return [budget if i < TRIAL_REQUESTS else NO_BUDGET for i, budget in enumerate(budgets)]
 
@@ -114,53 +153,61 @@ class MemberChoice(Usefulness):
             self.accounts[name].num_asked += 1
         return self._asked
 
+    def is_told(self, member: str, needs: Needs) -> bool:
+        """A cheap member is told what it was asked about, a dear one everything unless it sleeps."""
+        dear = self.dear.get(member)
+        return self.is_asked(member) if dear is None else dear.state != "asleep"
+
     def record(self, hits: Sequence[Sequence[str]], num_tokens: int) -> None:
         """Merge's verdict on what was drafted; judged here instead is what was offered."""
 
     def judge(self, passes: Sequence[RequestPass], token_s: float, row_s: float, step_s: float) -> None:
         """`token_s`: what a token costs plainly; `row_s`: what one more row cost in the last pass."""
         self._step_s += (step_s - self._step_s) / min(self._step + 1, MEMORY_STEPS)
+        if not any(member.spent_s for member in self.dear.values()):
+            return
         lesser: set[str] = set(self.dear)  # the most profitable first: a node counts for the first who drafted it
         for name, member in sorted(self.dear.items(), key=lambda item: -item[1].profit_s):
             lesser.discard(name)
             cost_s, member.spent_s = member.spent_s, 0.0
-            if not (member.awake or member.on_trial) or name not in self._asked:
-                continue
-            gain_s = sum(_gain_s(one, name, lesser, token_s, row_s) for one in passes)
-            self._settle(member, gain_s - cost_s)
+            if member.is_asked and name in self._asked:
+                gain_s = sum(_gain_s(one, name, lesser, token_s, row_s) for one in passes)
+                self._settle(member, gain_s - cost_s)
 
     def skip(self) -> None:
         """A step that says nothing of drafts, because it read prompts: neither cost nor gain, but time of a trial."""
         for member in self.dear.values():
             member.spent_s = 0.0
-            if member.on_trial:
+            if member.state == "trial":
                 member.num_skipped += 1
                 if member.num_skipped >= MOST_SKIPPED:
                     self._send_to_sleep(member)
 
     def _settle(self, member: DearMember, profit_s: float) -> None:
-        member.num_judged += 1
-        judged = member.num_judged - 1 - (0 if member.awake else WARM_UP_STEPS)
-        if judged < 1:
+        if member.state == "trial" and member.num_skipped < WARM_UP_STEPS:
+            member.num_skipped += 1
             return
-        member.profit_s += (profit_s - member.profit_s) / min(judged, MEMORY_STEPS)
-        member.typical_s += (profit_s - member.typical_s) / TYPICAL_STEPS
-        if member.on_trial and judged >= TRIAL_STEPS - WARM_UP_STEPS:
-            member.awake = member.profit_s + max(0.0, member.typical_s) > 0.0
-            if member.awake:
-                member.pause = FIRST_PAUSE
-            else:
-                self._send_to_sleep(member)
-        elif member.awake and judged >= MEMORY_STEPS / 2 and member.profit_s < 0.0:
+        member.num_judged += 1
+        member.learn(profit_s)
+        if member.num_judged < LEAST_STEPS:
+            return
+        hope_s = member.profit_s + (max(0.0, member.typical_s) if member.state == "trial" else 0.0)
+        is_over = member.num_judged >= TRIAL_STEPS
+        if hope_s + (0.0 if is_over and member.state == "trial" else member.doubt_s) < 0.0:
             self._send_to_sleep(member)
+        elif member.state == "trial" and (is_over or hope_s > member.doubt_s):
+            member.begin("pays")
+            member.pause = FIRST_PAUSE
 
     def _send_to_sleep(self, member: DearMember) -> None:
-        member.awake, member.num_judged = False, 0
-        if member.typical_s > 0.0:  # what comes next, another request perhaps, is likely to suit it again
-            member.next_trial = self._step + SHORT_PAUSE
+        if member.state == "pays" and member.typical_s > 0.0:  # what comes next, another request perhaps, may suit it
+            member.begin("listens")
+            member.num_to_hear = REST_STEPS
             return
-        loss_s = TRIAL_STEPS * max(0.0, -member.profit_s)
+        loss_s = max(LEAST_STEPS, member.num_judged) * max(0.0, -member.profit_s)
+        member.typical_s = min(0.0, member.typical_s)
         affordable = int(loss_s / max(1e-9, TRIAL_SHARE * self._step_s))
+        member.begin("asleep")
         member.next_trial = self._step + min(LONGEST_PAUSE, max(member.pause, affordable))
         member.pause = min(LONGEST_PAUSE, 2 * member.pause)
 

@@ -4,8 +4,11 @@ Every pass of the target yields features of the tokens that are now committed, w
 They are queued with the slots that their tokens have at that moment (also of a request that has just ended: others may
 find its blocks in the prefix cache), and a drafter takes them all, in order, before it drafts or when there are many.
 So nothing is kept per request: a slot that changed hands meanwhile is written again by the rows of its new owner, which
-stand later in the queue; a prefix that another request finds in the cache brings the drafter's keys along, in the same
-slots; and speculation that was off for a while leaves no gap.
+stand later in the queue; and a prefix that another request finds in the cache brings the drafter's keys along, in the
+same slots.
+
+A step without features (the drafter was off, and the target did not keep its hidden states) ends all that: from then on
+only what was taken in since is known, and a context is the part of a request's tokens that is.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,6 +21,7 @@ from torch import Tensor
 
 from paceline.core.request import Request
 from paceline.spec.proposer import RequestPass, StepContext
+from paceline.spec.services import Services
 
 IntArray = NDArray[np.int32]
 
@@ -37,9 +41,11 @@ class FeatureRows:
 
 
 class FeatureQueue:
-    def __init__(self, hidden_layers: Sequence[int], block_size: int) -> None:
-        self._layers, self._block_size = tuple(hidden_layers), block_size
+    def __init__(self, hidden_layers: Sequence[int], services: Services) -> None:
+        self._layers, self._services = tuple(hidden_layers), services
         self._parts: list[FeatureRows] = []
+        self._known: NDArray[np.bool_] | None = None  # [slots]: has keys; None: all that hold tokens do
+        self._has_missed = False  # steps, since the last features
 
     def __len__(self) -> int:
         return sum(len(part) for part in self._parts)
@@ -53,15 +59,28 @@ class FeatureQueue:
             if verified.block_ids and verified.request.error is None:
                 self._parts.append(self._rows(verified, step.hidden, wanted))
 
-    def follow(self, step: StepContext, flush: Callable[[], None]) -> None:
-        """Queue a step's features and have them taken in where they must not wait.
+    def follow(self, step: StepContext, flush: Callable[[], None]) -> bool:
+        """Queue a step's features and have them taken in where they must not wait; False where there are none.
 
         The blocks of a request that is gone may belong to somebody in this very step: one slot, one row in a call."""
+        if step.hidden is None:
+            self._parts.clear()
+            self._has_missed = True
+            return False
+        if self._has_missed:
+            self._known = np.zeros(self._services.num_slots, dtype=np.bool_)
+            self._has_missed = False
         if step.gone:
             flush()
         self.add(step)
         if step.gone or len(self) > FLUSH_ROWS:
             flush()
+        return True
+
+    def context(self, request: Request) -> IntArray:
+        """The slots of a request's tokens that have keys, in order; the last token has none yet."""
+        slots = block_slots(request.block_ids, request.num_tokens - 1, self._services.block_size)
+        return slots if self._known is None else slots[self._known[slots]]
 
     def take(self) -> FeatureRows | None:
         """Everything queued, oldest first."""
@@ -74,14 +93,18 @@ class FeatureQueue:
             last_rows |= {name: begin + row for name, row in part.last_rows.items()}
             begin += len(part)
         if len(parts) == 1:
-            return parts[0]
-        return FeatureRows(
-            torch.cat([part.features for part in parts]),
-            np.concatenate([part.positions for part in parts]),
-            np.concatenate([part.slots for part in parts]),
-            np.concatenate([part.next_tokens for part in parts]),
-            last_rows,
-        )
+            queued = parts[0]
+        else:
+            queued = FeatureRows(
+                torch.cat([part.features for part in parts]),
+                np.concatenate([part.positions for part in parts]),
+                np.concatenate([part.slots for part in parts]),
+                np.concatenate([part.next_tokens for part in parts]),
+                last_rows,
+            )
+        if self._known is not None:
+            self._known[queued.slots] = True
+        return queued
 
     def _rows(self, verified: RequestPass, hidden: Tensor, columns: slice | list[int]) -> FeatureRows:
         request, first = verified.request, verified.rows.start
@@ -95,7 +118,7 @@ class FeatureQueue:
         return FeatureRows(
             chosen[:, columns],
             np.arange(begin, end, dtype=np.int32),
-            block_slots(verified.block_ids, end, self._block_size)[begin:],
+            block_slots(verified.block_ids, end, self._services.block_size)[begin:],
             np.asarray(request.token_ids[begin + 1 : end + 1], dtype=np.int32),
             {request.request_id: len(rows) - 1},
         )
@@ -108,12 +131,8 @@ def take_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
     return x[list(rows)]
 
 
-def request_slots(request: Request, num_tokens: int, block_size: int) -> IntArray:
-    """The slots of a request's first tokens: [num_tokens]"""
-    return block_slots(request.block_ids, num_tokens, block_size)
-
-
 def block_slots(block_ids: Sequence[int], num_tokens: int, block_size: int) -> IntArray:
+    """The slots of the first tokens in these blocks: [num_tokens]"""
     blocks = np.asarray(block_ids[: -(-num_tokens // block_size)], dtype=np.int32)
     slots = np.add.outer(blocks * np.int32(block_size), np.arange(block_size, dtype=np.int32), dtype=np.int32)
     return np.asarray(slots, dtype=np.int32).reshape(-1)[:num_tokens]

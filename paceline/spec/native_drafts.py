@@ -18,14 +18,13 @@ from paceline.models.drafters.eagle3 import Eagle3
 from paceline.models.drafters.paged import Layers, Linear, Placement
 from paceline.ops.native.drafter import Drafting, NativeEagle, drafter_available
 from paceline.spec.draft_scores import DraftScores
-from paceline.spec.feature_queue import FeatureRows, request_slots
+from paceline.spec.feature_queue import FeatureRows, IntArray
 from paceline.spec.proposer import Budget
 
 
 class NativeDrafts:
-    def __init__(self, eagle: NativeEagle, scores: DraftScores, block_size: int, first_scratch: int) -> None:
-        self._eagle, self._scores = eagle, scores
-        self._block_size, self._first_scratch = block_size, first_scratch
+    def __init__(self, eagle: NativeEagle, scores: DraftScores, first_scratch: int) -> None:
+        self._eagle, self._scores, self._first_scratch = eagle, scores, first_scratch
 
     @staticmethod
     def of(
@@ -34,7 +33,6 @@ class NativeDrafts:
         parts: tuple[Layers, Linear, Linear],  # its layer, fc and head
         place: Placement,
         scores: DraftScores,
-        block_size: int,
         first_scratch: int,
     ) -> "NativeDrafts | None":
         """None where the network is another one, or the target or the drafter do not run natively."""
@@ -56,7 +54,7 @@ class NativeDrafts:
             eps=network.config.layer.rms_norm_eps,
             norm_before_residual=network.config.norm_before_residual,
         )
-        return NativeDrafts(eagle, scores, block_size, first_scratch)
+        return NativeDrafts(eagle, scores, first_scratch)
 
     def suit(self, request: Request) -> bool:
         return self._scores.is_plain(request) or self._scores.is_noise_only(request)
@@ -71,14 +69,12 @@ class NativeDrafts:
         self,
         requests: Sequence[Request],
         budgets: Sequence[Budget],
-        features: Sequence[Tensor],  # of the requests' newest pairs
+        contexts: Sequence[IntArray],  # slots of the requests' pairs
+        features: Sequence[Tensor],  # of their newest ones
         widths: Sequence[int],
         lowest: float,
     ) -> list[DraftTree]:
-        calls = [
-            self._call(request, budget, feature, width)
-            for request, budget, feature, width in zip(requests, budgets, features, widths, strict=True)
-        ]
+        calls = [self._call(*one) for one in zip(requests, budgets, contexts, features, widths, strict=True)]
         trees = []
         for drafted in self._eagle.draft(calls, self._first_scratch, lowest):
             confidence = np.exp(drafted.log_probs, dtype=np.float64).tolist()
@@ -87,8 +83,7 @@ class NativeDrafts:
             )
         return trees
 
-    def _call(self, request: Request, budget: Budget, feature: Tensor, width: int) -> Drafting:
-        context = request_slots(request, request.num_tokens - 1, self._block_size)
+    def _call(self, request: Request, budget: Budget, context: IntArray, feature: Tensor, width: int) -> Drafting:
         size = (budget.num_nodes, budget.max_depth, width)
         if self._scores.is_plain(request):
             return Drafting(request.token_ids[-1], request.num_tokens - 2, context, feature, *size)

@@ -78,7 +78,10 @@ class StepContext:
 
 class Proposer(Protocol):
     name: str
-    needs: Needs
+
+    @property
+    def needs(self) -> Needs:
+        """In the next step: may change from step to step."""
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]: ...
 

@@ -48,13 +48,8 @@ class Speculator:
 
     @property
     def needs(self) -> Needs:
-        """What all proposers in use need together; grows when a request brings a new method."""
+        """What all proposers in use need together, in the next step: grows when a request brings a new method."""
         return union([proposer.needs for proposer in list(self._proposers.values())])
-
-    @property
-    def num_lookahead_tokens(self) -> int:
-        """KV slots past the last token that drafting itself writes to."""
-        return self.needs.lookahead_slots
 
     @property
     def max_nodes(self) -> int:
@@ -96,7 +91,7 @@ class Speculator:
             stats.spend(time.perf_counter() - begin_s, requests)
             stats.num_proposals += len(requests)
             for i, tree, budget in zip(indices, drafts, budgets, strict=True):
-                if __debug__:
+                if __debug__ and tree:
                     check_tree(tree, budget, self._services.vocab_size, method)
                 named = not tree or tree.members is not None
                 trees[i] = tree if named else replace(tree, members=[method] * len(tree))

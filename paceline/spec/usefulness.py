@@ -7,11 +7,10 @@ nothing but a short probe now and then, the seldomer the dearer it is, and wakes
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from paceline.spec.proposer import Budget
+from paceline.spec.proposer import Budget, Needs
 
 MEMORY = 128.0  # steps over which earnings and costs are averaged
 REVIEW_EVERY = 64
@@ -45,13 +44,10 @@ class Usefulness:
         self._last_s: float | None = None
         self.clock: Callable[[], float] = time.perf_counter  # a replay puts its own here
 
-    @contextmanager
-    def timed(self, member: str) -> Iterator[None]:
-        begin_s = self.clock()
-        yield
-        account, spent_s = self.accounts[member], self.clock() - begin_s
-        account.spent_s += spent_s
-        account.total_s += spent_s
+    def spend(self, member: str, seconds: float) -> None:
+        account = self.accounts[member]
+        account.spent_s += seconds
+        account.total_s += seconds
 
     def seconds(self) -> dict[str, float]:
         """Host time spent on each member so far."""
@@ -77,6 +73,10 @@ class Usefulness:
     def is_asked(self, member: str) -> bool:
         """Whether the member was asked in the last step (everybody is, before the first)."""
         return not self._asked or member in self._asked
+
+    def is_told(self, member: str, needs: Needs) -> bool:
+        """A sleeper is only told who is gone, unless it would lose its thread: hidden states are seen once."""
+        return self.is_asked(member) or bool(needs.hidden_layers)
 
     def record(self, hits: Sequence[Sequence[str]], num_tokens: int) -> None:
         """What one request's step brought: for each accepted depth who had it, and the tokens emitted."""

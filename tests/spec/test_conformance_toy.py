@@ -134,7 +134,7 @@ def test_trees_stay_inside_any_budget(method: str, data: st.DataObject) -> None:
     core = toy_core(config(method), num_blocks=256)
     request = toy_request("a", tokens[: len(tokens) - num_output], max_tokens=max_tokens)
     request.token_ids += tokens[len(tokens) - num_output :]
-    core.kv.reserve(request, len(tokens) + core.speculator.num_lookahead_tokens)
+    core.kv.reserve(request, len(tokens) + core.speculator.needs.lookahead_slots)
     fill_kv(core, request)
     for _ in range(3):
         [tree] = core.speculator.propose(StepContext([request]))  # checks the tree against the budget

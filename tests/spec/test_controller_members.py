@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from paceline.core.tree import DraftTree
-from paceline.spec.controller_members import FIRST_PAUSE, TRIAL_STEPS, MemberChoice
+from paceline.spec.controller_members import FIRST_PAUSE, LISTEN_STEPS, TRIAL_STEPS, MemberChoice
 from paceline.spec.proposer import Budget, Needs, RequestPass
 
 TOKEN_S, ROW_S, STEP_S = 0.010, 0.0005, 0.011
@@ -40,7 +40,9 @@ def test_one_that_pays_stays_and_one_that_stops_paying_goes() -> None:
     members = choice()
     assert run(members, 100, 0.002, accepted=True) == 100
     assert members.report()["dear"]["state"] == "pays"
-    assert run(members, 60, 0.002, accepted=False) < 40
+    assert run(members, 40, 0.002, accepted=False) < 40
+    assert members.report()["dear"]["state"] == "listens"  # it usually pays: it only rests
+    assert run(members, 60, 0.002, accepted=False) < TRIAL_STEPS
     assert members.report()["dear"]["state"] == "asleep"
 
 
@@ -56,7 +58,27 @@ def test_a_much_smaller_batch_is_a_reason_to_try_again() -> None:
     members = choice()
     run(members, 20, 0.050, accepted=True, num_requests=16)
     assert members.report()["dear"]["state"] == "asleep"
+    assert run(members, LISTEN_STEPS, 0.002, accepted=True, num_requests=8) == 0
     assert run(members, 10, 0.002, accepted=True, num_requests=8) == 10
+
+
+def test_a_sleeper_hears_nothing_and_listens_before_its_next_trial() -> None:
+    members = choice()
+    assert members.needs.logits and members.is_told("dear", Needs(logits=True))
+    run(members, 20, 0.002, accepted=False)
+    assert not members.needs.logits and not members.is_told("dear", Needs(logits=True))
+    heard = 0
+    while members.dear["dear"].state != "trial":
+        run(members, 1, 0.002, accepted=False)
+        heard += members.dear["dear"].state == "listens"
+    assert heard == LISTEN_STEPS and members.needs.logits
+
+
+def test_nobody_is_tried_where_even_good_drafts_would_not_pay() -> None:
+    members = choice()
+    for _ in range(200):
+        members.begin_step(64, could_pay=False)
+        assert "dear" not in members.worth_asking() and not members.needs.logits
 
 
 def test_of_two_that_draft_the_same_one_is_kept() -> None:
@@ -80,8 +102,8 @@ def test_a_trial_is_made_with_a_few_requests() -> None:
     members = choice()
     members.begin_step(8)
     whole = [Budget(6, 6)] * 8
-    assert members.dear["dear"].on_trial
+    assert members.dear["dear"].state == "trial"
     assert members.budgets("dear", whole) == [Budget(6, 6)] * 2 + [Budget(0, 0)] * 6
     assert members.budgets("suffix", whole) == whole
-    members.dear["dear"].awake = True
+    members.dear["dear"].begin("pays")
     assert members.budgets("dear", whole) == whole

@@ -28,7 +28,7 @@ from paceline.spec.feature_drafter import (
     target_of,
     token_tensor,
 )
-from paceline.spec.feature_queue import FeatureQueue, request_slots
+from paceline.spec.feature_queue import FeatureQueue
 from paceline.spec.proposer import Budget, Needs, StepContext
 from paceline.spec.services import Services
 
@@ -58,14 +58,14 @@ class DFlashProposer:
         self._network = network.to(place.device)
         self._masks = [config.mask_token_id] * (self._size - 1)
         self._scores = draft_scores(services, network.d2t, draft_sampling)
-        self._block_size = services.block_size
         self._width, self._lowest = draft_width, least_log_prob(draft_min_prob)
-        self._queue = FeatureQueue(config.hidden_layers, services.block_size)
+        self._queue = FeatureQueue(config.hidden_layers, services)
         self._known: dict[str, int] = {}  # request id -> position of its newest feature
         self.needs = Needs(hidden_layers=config.hidden_layers, draft_probs=draft_sampling == "sampled")
 
     def observe(self, step: StepContext) -> None:
-        self._queue.follow(step, self._flush)
+        if not self._queue.follow(step, self._flush):
+            self._known.clear()
         for request in step.gone:
             self._known.pop(request.request_id, None)
 
@@ -116,7 +116,7 @@ class DFlashProposer:
 
     def _blocks(self, requests: list[Request]) -> Tensor:
         """[requests, block size, hidden], before the final norm"""
-        builder = RowBuilder.of([request_slots(r, r.num_tokens - 1, self._block_size) for r in requests])
+        builder = RowBuilder.of([self._queue.context(request) for request in requests])
         size = self._size
         slots = [
             list(range(self._first_scratch + i * size, self._first_scratch + (i + 1) * size))

@@ -32,7 +32,7 @@ from paceline.spec.feature_drafter import (
     target_of,
     token_tensor,
 )
-from paceline.spec.feature_queue import FeatureQueue, FeatureRows, request_slots, take_rows
+from paceline.spec.feature_queue import FeatureQueue, FeatureRows, take_rows
 from paceline.spec.native_drafts import NativeDrafts
 from paceline.spec.proposer import Budget, Needs, StepContext
 from paceline.spec.services import Services
@@ -61,7 +61,6 @@ class Eagle3Proposer:
         self._layers = make_layers(network.config.layer, [network.midlayer], num_slots, place)
         self._network = network.to(place.device)
         self._scores = draft_scores(services, network.d2t, draft_sampling)
-        self._block_size = services.block_size
         self._width, self._lowest = draft_width, least_log_prob(draft_min_prob)
         self._native = NativeDrafts.of(
             network,
@@ -69,15 +68,15 @@ class Eagle3Proposer:
             (self._layers, self._fc, self._head),
             place,
             self._scores,
-            services.block_size,
             self._first_scratch,
         )
-        self._queue = FeatureQueue(network.config.hidden_layers, services.block_size)
+        self._queue = FeatureQueue(network.config.hidden_layers, services)
         self._newest: dict[str, tuple[int, Tensor]] = {}  # request id -> position and fused feature of its newest pair
         self.needs = Needs(hidden_layers=network.config.hidden_layers, draft_probs=draft_sampling == "sampled")
 
     def observe(self, step: StepContext) -> None:
-        self._queue.follow(step, self._flush)
+        if not self._queue.follow(step, self._flush):
+            self._newest.clear()
         for request in step.gone:
             self._newest.pop(request.request_id, None)
 
@@ -151,6 +150,7 @@ class Eagle3Proposer:
         return self._native.grow(
             [g.request for g in growing],
             [g.budget for g in growing],
+            [self._queue.context(g.request) for g in growing],
             [self._newest[g.request.request_id][1] for g in growing],
             [_width(g.budget, self._width) for g in growing],
             max(LOWEST / 2, self._lowest),
@@ -160,7 +160,7 @@ class Eagle3Proposer:
         """All requests of the group, one level at a time."""
         if not growing:
             return
-        contexts = [request_slots(g.request, g.request.num_tokens - 1, self._block_size) for g in growing]
+        contexts = [self._queue.context(growth.request) for growth in growing]
         levels = Levels(growing, RowBuilder.of(contexts), self._first_scratch)
         # The newest pairs were stored already; storing them again with the same values lets one call do it all.
         rows = levels.builder.rows(

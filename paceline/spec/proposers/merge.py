@@ -108,11 +108,12 @@ class MergeProposer:
                 self._learn(candidates, verified.new_token_ids)
         for request in step.gone:
             self._candidates.pop(request.request_id, None)
+        parting = StepContext([], gone=step.gone)
         for name, member in self.members.items():
-            # A sleeper is only told who is gone, unless it would lose its thread: hidden states are seen once.
-            awake = self.usefulness.is_asked(name) or member.needs.hidden_layers
-            with self.usefulness.timed(name):
-                member.observe(step if awake else StepContext([], gone=step.gone))
+            told = self.usefulness.is_told(name, member.needs)
+            begin_s = self.usefulness.clock()
+            member.observe(step if told else parting)
+            self.usefulness.spend(name, self.usefulness.clock() - begin_s)
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         asked = self.usefulness.worth_asking()
@@ -120,8 +121,9 @@ class MergeProposer:
         for name in asked:
             limit = self._limits[name]
             own = [Budget(min(b.num_nodes, limit.num_nodes), min(b.max_depth, limit.max_depth)) for b in budgets]
-            with self.usefulness.timed(name):
-                drafts[name] = self.members[name].propose(step, self.usefulness.budgets(name, own))
+            begin_s = self.usefulness.clock()
+            drafts[name] = self.members[name].propose(step, self.usefulness.budgets(name, own))
+            self.usefulness.spend(name, self.usefulness.clock() - begin_s)
         merged = []
         for i, (request, budget) in enumerate(zip(step.requests, budgets, strict=True)):
             trees = {name: drafts[name][i] for name in asked if drafts[name][i]}
