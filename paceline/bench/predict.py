@@ -1,14 +1,17 @@
 """Does the lab's model explain the sweep? Predicted against measured speedup, cell by cell.
 
-From a cell come the measured acceptance (accepted tokens per pass) and the drafting time; from `curve.py` the cost of a
-pass by rows. The model then says how long the cell's run should have taken:
+From a run come the measured acceptance (accepted tokens per pass) and the drafting time, from the plain run of the same
+repeat the level of the machine's speed, and from `curve.py` the shape: what a pass of n rows costs against one of B.
+The model then says how long the run should have taken:
 
     passes  = tokens / (expected tokens per request and pass x requests in the pass)
     seconds = plain run - plain passes x T(requests) + passes x (T(requests + nodes) + drafting)
 
-The plain run's time beyond its passes (reading prompts, filling and draining the batch) is taken over as it is.
+The plain run's time beyond its passes (reading prompts, filling and draining the batch) is taken over as it is. The
+prediction of a cell is the median over its repeats, as the measurement is.
 """
 
+import statistics
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,27 +54,33 @@ def predictions(analysis: Analysis, curves: dict[float, PassCost]) -> list[Predi
         if setting == PLAIN or plain is None or cell.speedup is None:
             continue
         curve = curves.get(point.temperature) or curves[min(curves)]
-        predicted = _predict(cell, plain, curve)
-        if predicted is not None:
-            result.append(Prediction(cell, predicted, cell.speedup.value))
+        base = {record["cell"]["repeat"]: record["summary"] for record in plain.records}
+        pairs = [(record["summary"], base.get(record["cell"]["repeat"])) for record in cell.records]
+        found = [_predict(own, alone, curve, point.concurrency) for own, alone in pairs if alone is not None]
+        predicted = [value for value in found if value is not None]
+        if predicted:
+            result.append(Prediction(cell, statistics.median(predicted), cell.speedup.value))
     return result
 
 
-def _predict(cell: CellResult, plain: CellResult, curve: PassCost) -> float | None:
-    plain_wall_s, plain_passes = plain.mean_of("wall_s"), plain.mean_of("engine", "num_passes")
-    tokens, plain_steps = plain.mean_of("num_output_tokens"), plain.mean_of("speculation", "num_steps")
-    per_pass = cell.mean_of("speculation", "mean_acceptance_length")
-    steps, drafted = cell.mean_of("speculation", "num_steps"), cell.mean_of("speculation", "num_draft_tokens")
-    passes, draft_s = cell.mean_of("engine", "num_passes"), cell.mean_of("engine", "draft_s")
-    if None in (plain_wall_s, plain_passes, tokens, plain_steps, per_pass, steps, drafted, passes, draft_s):
-        return None  # a server that does not say
-    assert plain_wall_s and plain_passes and tokens and plain_steps and per_pass and steps and passes
-    assert drafted is not None and draft_s is not None
-    plain_batch, batch = plain_steps / plain_passes, steps / passes
-    expected_passes = tokens / (per_pass * batch)
-    pass_s = curve(batch + drafted / passes) + draft_s / passes
-    wall_s = plain_wall_s - plain_passes * curve(plain_batch) + expected_passes * pass_s
-    return plain_wall_s / wall_s
+def _predict(own: dict[str, Any], plain: dict[str, Any], curve: PassCost, concurrency: int) -> float | None:
+    """The speedup of a run, from its summary and that of the plain run beside it; None: a server that does not say."""
+    spoken, plain_spoken, engine = own.get("speculation"), plain.get("speculation"), own.get("engine")
+    if not spoken or not plain_spoken or not engine or "num_passes" not in engine:
+        return None
+    level = _level(plain, curve, concurrency)
+    passes, plain_passes = engine["num_passes"], plain["engine"]["num_passes"]
+    batch, plain_batch = spoken["num_steps"] / passes, plain_spoken["num_steps"] / plain_passes
+    expected_passes = plain["num_output_tokens"] / (spoken["mean_acceptance_length"] * batch)
+    pass_s = level * curve(batch + spoken["num_draft_tokens"] / passes) + engine["draft_s"] / passes
+    wall_s = plain["wall_s"] - plain_passes * level * curve(plain_batch) + expected_passes * pass_s
+    return float(plain["wall_s"] / wall_s)
+
+
+def _level(plain: dict[str, Any], curve: PassCost, concurrency: int) -> float:
+    """How much slower the machine was than when the curve was taken: a step of the full batch, then and now."""
+    step_s = (plain.get("inter_token_s") or {}).get("p50")
+    return step_s / curve(concurrency) if step_s and concurrency else 1.0
 
 
 def chart(found: list[Prediction]) -> LineChart:

@@ -31,7 +31,7 @@ from paceline.spec.services import Services
 if TYPE_CHECKING:
     from paceline.spec.config import SpeculativeConfig
 
-MARGIN = 1.15  # drafts must be expected to save this many times what they cost
+MARGIN = 1.15  # drafts must be expected to save this many times what they cost, in rows and in asking for them
 ALLOWANCE = 0.01  # share of the elapsed time that may go into asking sleepers and into trying what should not pay
 MAX_ALLOWANCE_S = 0.25  # what can be saved up
 FIRST_SLEEP, LONGEST_SLEEP = 4, 16  # steps; the first is for a new request where drafts have not paid lately
@@ -90,7 +90,8 @@ class AutoProposer:
         self.cost = PassCostModel(calibrate(services))
         self._records: dict[str, RequestRecord] = {}
         self._typical_value_s = float("inf")  # of a request nobody knows yet: worth asking
-        self._draft_s = 0.0  # per request asked
+        self._draft_s = 0.0  # per request asked, with what it took to learn from the answers
+        self._learn_s = 0.0  # of the last step
         self._allowance_s = 0.0
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
         self._promised, self._kept_promises = 0.0, 0.0  # accepted tokens: expected, and found; both fade
@@ -123,9 +124,10 @@ class AutoProposer:
                 self._learn_bias(record, verified.new_token_ids)
         for request in step.gone:
             self._records.pop(request.request_id, None)
-        own_s = self.clock() - begin_s
+        own_s, dear_before_s = self.clock() - begin_s, self.choice.dear_seconds()
         self.drafters.observe(step)
         self._own_s += own_s
+        self._learn_s = self.clock() - begin_s - (self.choice.dear_seconds() - dear_before_s)
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         begin_s = self.clock()
@@ -241,7 +243,7 @@ class AutoProposer:
         record = self._records.get(request.request_id)
         if record is None:
             record = self._records[request.request_id] = RequestRecord(self._typical_value_s)
-            record.sleep = 0 if self._typical_value_s > self._draft_s else FIRST_SLEEP
+            record.sleep = 0 if self._typical_value_s > MARGIN * self._draft_s else FIRST_SLEEP
         return record
 
     def _ask(self, step: StepContext, budgets: Sequence[Budget], asked: Sequence[int]) -> tuple[list[DraftTree], float]:
@@ -254,7 +256,7 @@ class AutoProposer:
         trees = self.drafters.propose(part, [r.budget(budgets[i]) for r, i in zip(records, asked, strict=True)])
         spent_s = self.clock() - begin_s
         # Dear members are judged by themselves: a request sleeps when the others do not pay for it.
-        cheap_s = spent_s - (self.choice.dear_seconds() - dear_before_s)
+        cheap_s = spent_s + self._learn_s - (self.choice.dear_seconds() - dear_before_s)
         rate = VALUE_RATE if self._totals["asked"] else 1.0
         self._draft_s += rate * (cheap_s / len(asked) - self._draft_s)
         self._totals["asked"] += len(asked)
@@ -311,7 +313,7 @@ class AutoProposer:
         record.value_s = min(MAX_VALUE * self._draft_s, record.value_s)
         record.value_s = max(value_s, record.value_s + VALUE_RATE * (value_s - record.value_s))
         record.num_slept = 0
-        pays = record.value_s > self._draft_s
+        pays = record.value_s > MARGIN * self._draft_s
         record.sleep = 0 if pays else min(LONGEST_SLEEP, max(1, 2 * record.sleep))
 
     def _reason(self) -> str:

@@ -83,6 +83,8 @@ class MemberChoice(Usefulness):
         self._needs_of = {name: members[name].needs for name in self.dear}
         self._step = 0
         self._step_s = 0.0
+        self._order: list[str] = []  # the dear ones, the most profitable first
+        self._owners: dict[str, str] = {}  # a node's drafters -> whom it counts for, in that order
 
     @property
     def needs(self) -> Needs:
@@ -166,13 +168,36 @@ class MemberChoice(Usefulness):
         self._step_s += (step_s - self._step_s) / min(self._step + 1, MEMORY_STEPS)
         if not any(member.spent_s for member in self.dear.values()):
             return
-        lesser: set[str] = set(self.dear)  # the most profitable first: a node counts for the first who drafted it
-        for name, member in sorted(self.dear.items(), key=lambda item: -item[1].profit_s):
-            lesser.discard(name)
+        num_rows, num_tokens = self._count(passes)
+        for name, member in self.dear.items():
             cost_s, member.spent_s = member.spent_s, 0.0
             if member.is_asked and name in self._asked:
-                gain_s = sum(_gain_s(one, name, lesser, token_s, row_s) for one in passes)
-                self._settle(member, gain_s - cost_s)
+                self._settle(member, token_s * num_tokens[name] - row_s * num_rows[name] - cost_s)
+
+    def _count(self, passes: Sequence[RequestPass]) -> tuple[dict[str, int], dict[str, int]]:
+        """Member -> its nodes that were verified, and those of them whose tokens joined the output."""
+        num_rows, num_tokens = dict.fromkeys(self.accounts, 0), dict.fromkeys(self.accounts, 0)
+        order = sorted(self.dear, key=lambda name: -self.dear[name].profit_s)
+        if order != self._order:
+            self._order = order
+            self._owners.clear()
+        for verified in passes:
+            members = verified.draft.members
+            if members is None:
+                continue
+            owners = [self._owners.get(names) or self._owner(names) for names in members]
+            for owner in owners:
+                num_rows[owner] += 1
+            for node in verified.accepted[: len(verified.new_token_ids)]:
+                num_tokens[owners[node]] += 1
+        return num_rows, num_tokens
+
+    def _owner(self, names: str) -> str:
+        """Whom a node counts for, of those who drafted it: a cheap member, or else the most profitable one."""
+        drafters = names.split(MEMBER_SEPARATOR)
+        owner = min(drafters, key=lambda name: self._order.index(name) if name in self.dear else -1)
+        self._owners[names] = owner
+        return owner
 
     def skip(self) -> None:
         """A step that says nothing of drafts, because it read prompts: neither cost nor gain, but time of a trial."""
@@ -210,17 +235,3 @@ class MemberChoice(Usefulness):
         member.begin("asleep")
         member.next_trial = self._step + min(LONGEST_PAUSE, max(member.pause, affordable))
         member.pause = min(LONGEST_PAUSE, 2 * member.pause)
-
-
-def _gain_s(verified: RequestPass, name: str, lesser: set[str], token_s: float, row_s: float) -> float:
-    """What the nodes of this member brought that nobody but lesser ones drafted too, less their rows."""
-    members = verified.draft.members
-    if not verified.draft or members is None:
-        return 0.0
-    own = [_is_own(set(names.split(MEMBER_SEPARATOR)), name, lesser) for names in members]
-    accepted = verified.accepted[: len(verified.new_token_ids)]
-    return token_s * sum(own[node] for node in accepted) - row_s * sum(own)
-
-
-def _is_own(drafters: set[str], name: str, lesser: set[str]) -> bool:
-    return name in drafters and drafters <= lesser | {name}
