@@ -129,6 +129,15 @@ def test_the_model_predicts_what_it_should() -> None:
     assert "predicted" in to_svg(chart([prediction]))
 
 
+def test_a_machine_that_became_slower_is_predicted_alike() -> None:
+    """The curve was taken at 10 ms for a step of one row; in the second repeat a step takes 30 ms."""
+    records = [record(setting, 1, speed) for setting, speed in (("plain", 100.0), ("ngram:4", 140.0))]
+    slower = [record(setting, 1, speed, repeat=1) for setting, speed in (("plain", 33.3), ("ngram:4", 46.6))]
+    slower[0]["summary"]["inter_token_s"]["p50"] = 3 * CURVE(1)
+    (prediction,) = predictions(analyse([*records, *slower]), {0.0: CURVE})
+    assert prediction.predicted == pytest.approx(2 / 1.4, rel=0.01)
+
+
 def test_the_page_is_self_contained_and_complete(tmp_path: Path) -> None:
     page = report_html(sweep(), title="A <test>")
     assert "A &lt;test&gt;" in page and "<script" not in page

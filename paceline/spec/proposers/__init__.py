@@ -22,7 +22,7 @@ from paceline.spec.proposer import Proposer
 from paceline.spec.services import Services
 
 NOT_MEMBERS = ("none", "merge", "auto", "lookahead")
-TRAINING_FREE = ("prediction", "ngram", "suffix", "recycling")  # members that any target has
+TRAINING_FREE = ("prediction", "suffix", "recycling")  # members that any target has; suffix finds what ngram finds
 
 
 def _check_ngram(options: Mapping[str, Any]) -> None:

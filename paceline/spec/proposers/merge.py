@@ -140,7 +140,19 @@ class MergeProposer:
         for name, tree in trees.items():
             candidates.add(name, tree)
         self._candidates[request.request_id] = candidates
+        if len(trees) == 1 and len(candidates.token_ids) == len(tree) <= budget.num_nodes:
+            return self._rate(name, tree, candidates)
         return self._select(candidates, budget.num_nodes)
+
+    def _rate(self, name: str, tree: DraftTree, candidates: Candidates) -> DraftTree:
+        """One member's tree as it is, the unlikely nodes left out: `_select` without anything to choose between."""
+        chances = [self.credit.chance(guesses, contested=False) for guesses in candidates.guesses]
+        paths: list[float] = []
+        for parent, chance in zip(tree.parents, chances, strict=True):
+            paths.append(chance if parent < 0 else chance * paths[parent])
+        rated = DraftTree(tree.token_ids, tree.parents, members=[name] * len(tree), confidence=chances)
+        keep = [node for node, path in enumerate(paths) if path >= MIN_CHANCE]
+        return rated if len(keep) == len(tree) else rated.select(keep)
 
     def _select(self, candidates: Candidates, num_nodes: int) -> DraftTree:
         """The likeliest nodes: a node's chance is its path's, so a parent always comes before its children."""
