@@ -91,6 +91,8 @@ struct Kernels {
   int (*argmax)(const float* x, int n);
   // the k largest, largest first, and their log-softmax over all n; the lower index first where they tie
   void (*top_log_probs)(const float* x, int n, int k, int32_t* ids, float* log_probs);
+  // the Gumbel noise named by `key`, for the ids whose constants (ops/random.py) these are
+  void (*keyed_gumbel)(const uint32_t* id_constants, int n, uint64_t key, float* out);
   float (*read)(const float* x, size_t n);  // touches every cache line: for measuring bandwidth
 };
 
