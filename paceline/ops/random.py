@@ -9,7 +9,8 @@ a handful of candidate ids without touching the rest of the vocabulary.
     token = race(log_probs, keyed_uniform(key, vocab_size))      # ~ the distribution of log_probs
 
 `race` is argmax(score + Gumbel noise): with E = -log(1 - u) exponential, -log E is Gumbel. The hashes are integer
-arithmetic that wraps around, so the uniforms are the same bits on a CPU and a GPU.
+arithmetic that wraps around, so the uniforms are the same bits on a CPU and a GPU, and in the native kernels
+(ops/native/src/noise.inc).
 """
 
 import enum
@@ -117,13 +118,17 @@ def _id_constants_on(size: int, device: torch.device) -> Tensor:
     return torch.from_numpy(_id_constants(size).view(np.int32)).to(device)
 
 
+def id_constants(size: int, ids: IdRow | None = None) -> BitRow:  # not to be written to
+    """What, beside the key, the noise of a vocabulary of `size` is made from, or that of some of its ids."""
+    return _id_constants(size) if ids is None else _id_constants(size)[ids]
+
+
 def keyed_uniform(key: int, size: int, ids: IdRow | None = None) -> FloatRow:
     """Uniform numbers strictly between 0 and 1 for a vocabulary of `size`, or for some of its ids.
 
     They come from 31 bits and are finest near 0 (float32 cannot be fine near 1), the end that decides who wins a race:
     a token that scores 25 below the best (odds of about 1e-11) is the first that cannot win."""
-    constants = _id_constants(size) if ids is None else _id_constants(size)[ids]
-    bits = _mix32_(constants + np.uint32(key & 0xFFFFFFFF), key >> 32)
+    bits = _mix32_(id_constants(size, ids) + np.uint32(key & 0xFFFFFFFF), key >> 32)
     bits &= np.uint32(0x7FFFFFFF)
     uniform = bits.view(np.int32).astype(np.float32)  # 31 bits, so signed and unsigned are the same; signed is faster
     uniform += np.float32(0.5)

@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from paceline.errors import RequestFailedError
+from paceline.ops.native.noise import race_winner
 from paceline.ops.random import Purpose, gumbel, keyed_uniform, keyed_uniform_rows, noise_key, race
 from paceline.ops.sampling_check import check_sampling
 from paceline.ops.sampling_edits import NodeRow, edit_logits, needs_edit
 from paceline.ops.sampling_logprobs import token_logprobs
-from paceline.ops.sampling_truncate import NOTHING_TO_SAMPLE, shortlist, truncated_scores
+from paceline.ops.sampling_truncate import NOTHING_TO_SAMPLE, shortlist, truncated_scores, truncates
 from paceline.ops.sampling_types import FloatRow, Probs
 
 __all__ = [
@@ -69,10 +70,16 @@ def edited_logits(row: NodeRow, logits: Tensor) -> FloatRow:  # -> [vocab], not 
 
 def row_token(row: NodeRow, logits: Tensor) -> int:
     values = edited_logits(row, logits)
-    if row.request.sampling_params.greedy:
+    params = row.request.sampling_params
+    if params.greedy:
         return _greedy(values)
-    ids, scores = shortlist(values, row.request.sampling_params)
-    winner = race(scores, keyed_uniform(_sample_key(row), len(values), ids))
+    key = _sample_key(row)
+    if not truncates(params, len(values)):
+        token = race_winner(values, params.temperature, key)
+        if token is not None:
+            return token
+    ids, scores = shortlist(values, params)
+    winner = race(scores, keyed_uniform(key, len(values), ids))
     return winner if ids is None else int(ids[winner])
 
 

@@ -29,6 +29,11 @@ NOTHING_TO_SAMPLE = (
 )
 
 
+def truncates(params: SamplingParams, vocab_size: int) -> bool:
+    """Whether `shortlist` leaves anything out."""
+    return params.min_p > 0.0 or params.top_p < 1.0 or 0 < params.top_k < vocab_size
+
+
 def shortlist(logits: FloatRow, params: SamplingParams) -> tuple[IdRow | None, FloatRow]:
     """The ids that are left, ascending, and their scores; None for the ids where nothing truncates."""
     best = logits[logits.argmax()]  # NaN wins argmax, so this one number shows every way a row can be unusable

@@ -21,7 +21,8 @@ from paceline.core.request import Request
 from paceline.errors import RequestFailedError
 from paceline.ops.native import default_num_threads
 from paceline.ops.native.layers import layers_available, top_log_probs
-from paceline.ops.random import Purpose, gumbel, keyed_uniform, noise_key
+from paceline.ops.native.noise import keyed_gumbel, noise_available
+from paceline.ops.random import Purpose, gumbel, id_constants, keyed_uniform, noise_key
 from paceline.ops.sampling_drafts import draft_tokens
 from paceline.ops.sampling_edits import NodeRow, edit_logits, needs_edit
 from paceline.ops.sampling_truncate import shortlist
@@ -44,6 +45,7 @@ class DraftScores:
     def __init__(self, d2t: Tensor, vocab_size: int, sampling: str | None, num_threads: int | None = None) -> None:
         self.sampling = sampling or "coupled"
         self._ids: NDArray[np.int64] = d2t.cpu().numpy().astype(np.int64)  # [draft vocab]: the target's ids
+        self.id_constants = id_constants(vocab_size, self._ids)  # [draft vocab]: what noise is made from
         self._vocab_size = vocab_size
         self._num_threads = num_threads or default_num_threads()
 
@@ -81,9 +83,16 @@ class DraftScores:
         is_coupled = self.sampling == "coupled" and not params.greedy
         return is_coupled and not truncated and not needs_edit(NodeRow(request, (), 0))
 
+    @staticmethod
+    def noise_key(request: Request, depth: int) -> int:
+        """The name of what the target will add to its scores there."""
+        return noise_key(request.seed, request.num_tokens + depth, Purpose.SAMPLE)
+
     def noise(self, request: Request, depth: int) -> Floats:
         """What the target will add to its scores there: [draft vocab]"""
-        key = noise_key(request.seed, node_row(request, depth).position, Purpose.SAMPLE)
+        key = self.noise_key(request, depth)
+        if noise_available():
+            return keyed_gumbel(key, self.id_constants)
         noise: Floats = gumbel(keyed_uniform(key, self._vocab_size, self._ids)).astype(np.float32)
         return noise
 

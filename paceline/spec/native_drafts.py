@@ -51,6 +51,7 @@ class NativeDrafts:
             embedding_norm=middle.input_layernorm.weight,
             final_norm=network.norm.weight,
             target_ids=network.d2t,
+            id_constants=scores.id_constants,
             eps=network.config.layer.rms_norm_eps,
             norm_before_residual=network.config.norm_before_residual,
         )
@@ -87,6 +88,6 @@ class NativeDrafts:
         size = (budget.num_nodes, budget.max_depth, width)
         if self._scores.is_plain(request):
             return Drafting(request.token_ids[-1], request.num_tokens - 2, context, feature, *size)
-        noise = np.stack([self._scores.noise(request, depth) for depth in range(budget.max_depth)])
-        scale = 1.0 / request.sampling_params.temperature
-        return Drafting(request.token_ids[-1], request.num_tokens - 2, context, feature, *size, scale, noise)
+        keys = [self._scores.noise_key(request, depth) for depth in range(budget.max_depth)]
+        noise = (1.0 / request.sampling_params.temperature, np.array(keys, dtype=np.uint64))
+        return Drafting(request.token_ids[-1], request.num_tokens - 2, context, feature, *size, *noise)

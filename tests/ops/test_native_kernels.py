@@ -1,7 +1,5 @@
 """Every native kernel against its plain twin, on every instruction set this machine has."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -10,24 +8,15 @@ from torch import Tensor
 
 from paceline.errors import InvalidOptionError
 from paceline.ops import native, reference
-from paceline.ops.native import INSTRUCTION_SETS
 from paceline.ops.native.library import FORMATS, SOURCES, library
 
-pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.unavailable_reason()))
+pytestmark = [
+    pytest.mark.skipif(not native.available(), reason=str(native.unavailable_reason())),
+    pytest.mark.usefixtures("instruction_set"),
+]
 
 SHAPES = [(1, 1, 1), (1, 16, 32), (3, 17, 33), (7, 40, 96), (9, 5, 100), (33, 64, 64), (64, 31, 160), (2, 200, 257)]
 BYTES_PER_256 = {"Q4_K": 144, "Q5_K": 176}
-
-
-@pytest.fixture(autouse=True, params=INSTRUCTION_SETS)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    best = native.instruction_set()
-    try:
-        native.select_instruction_set(request.param)
-    except InvalidOptionError:
-        pytest.skip(f"this machine has no {request.param}")
-    yield request.param
-    native.select_instruction_set(best)
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:

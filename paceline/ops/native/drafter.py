@@ -20,14 +20,18 @@ from torch import Tensor
 from paceline.errors import InvalidOptionError
 from paceline.ops.native.layers import IntArray, NativeLayers, NativeLinear
 from paceline.ops.native.library import STATUS, Signatures, load_with
+from paceline.ops.native.noise import noise_available
+from paceline.ops.random import BitRow
 
 Floats = NDArray[np.float32]
+KeyArray = NDArray[np.uint64]
 
 
 class _Parts(ctypes.Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("target", "layers", "fc", "head")),
-        *((name, c_void_p) for name in ("fc_norm", "hidden_norm", "embedding_norm", "final_norm", "target_ids")),
+        *((name, c_void_p) for name in ("fc_norm", "hidden_norm", "embedding_norm", "final_norm")),
+        *((name, c_void_p) for name in ("target_ids", "id_constants")),
         ("eps", c_float),
         ("norm_before_residual", c_int32),
     ]
@@ -48,7 +52,7 @@ class _Draft(ctypes.Structure):
         ("first_scratch", c_int64),
         *((name, c_void_p) for name in ("tokens", "positions", "key_begins", "context_lens")),
         *((name, c_void_p) for name in ("num_nodes", "max_depths", "widths", "key_slots")),
-        *((name, c_void_p) for name in ("features", "scales", "noise")),
+        *((name, c_void_p) for name in ("features", "scales", "noise_keys")),
         ("lowest", c_double),
         *((name, c_void_p) for name in ("kv_cache", "num_drafted", "token_ids", "parents", "log_probs")),
     ]
@@ -64,7 +68,8 @@ _SIGNATURES: Signatures = {
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    return load_with(_SIGNATURES)
+    # A library that was built before it had noise has these functions too, but takes other structures.
+    return load_with(_SIGNATURES) if noise_available() else None
 
 
 def drafter_available() -> bool:
@@ -83,7 +88,7 @@ class Drafting:
     max_depth: int
     width: int  # children of a node, and paths extended at each depth
     scale: float = 1.0  # the logits are multiplied with it before noise is added
-    noise: Floats | None = None  # [max_depth, draft vocab]
+    noise_keys: KeyArray | None = None  # [max_depth]: names of the noise (ops/random.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +111,7 @@ class NativeEagle:
         embedding_norm: Tensor,
         final_norm: Tensor,
         target_ids: Tensor,  # [draft vocab]
+        id_constants: BitRow,  # [draft vocab]: of the target's ids
         eps: float,
         norm_before_residual: bool,
     ) -> None:
@@ -119,12 +125,14 @@ class NativeEagle:
             norms["fc_norm"] = fc_norm
         floats = {name: norm.detach().float().cpu().contiguous() for name, norm in norms.items()}
         ids = target_ids.to(torch.int32).cpu().contiguous()
+        constants = np.ascontiguousarray(id_constants)
         parts = _Parts(
             target=target.handle,
             layers=layers.handle,
             fc=fc.handle,
             head=head.handle,
             target_ids=ids.data_ptr(),
+            id_constants=constants.ctypes.data,
             eps=eps,
             norm_before_residual=norm_before_residual,
             **{name: norm.data_ptr() for name, norm in floats.items()},
@@ -171,7 +179,7 @@ class NativeEagle:
         key_slots = requests[0].context if count == 1 else np.concatenate([r.context for r in requests])
         features = requests[0].feature if count == 1 else torch.stack([r.feature for r in requests])
         scales = np.array([r.scale for r in requests], dtype=np.float32)
-        noise = (c_void_p * count)(*(None if r.noise is None else r.noise.ctypes.data for r in requests))
+        keys = (c_void_p * count)(*(None if r.noise_keys is None else r.noise_keys.ctypes.data for r in requests))
         room = int(ints[4].sum())
         drafted = np.empty(count, dtype=np.int32)
         nodes = np.empty((2, room), dtype=np.int32)
@@ -185,7 +193,7 @@ class NativeEagle:
             key_slots.ctypes.data,
             features.data_ptr(),
             scales.ctypes.data,
-            ctypes.cast(noise, c_void_p),
+            ctypes.cast(keys, c_void_p),
             lowest,
             kv_cache.data_ptr(),
             drafted.ctypes.data,

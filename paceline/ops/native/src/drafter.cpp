@@ -14,6 +14,7 @@ struct PlEagleParts {
   PlMatrix *fc, *head;
   const float *fc_norm, *hidden_norm, *embedding_norm, *final_norm;  // fc_norm may be null
   const int32_t* target_ids;                                         // [head outputs]
+  const uint32_t* id_constants;                                      // [head outputs]: what their noise is made from
   float eps;
   int32_t norm_before_residual;
 };
@@ -35,7 +36,7 @@ struct PlEagleDraft {
   const int32_t* key_slots;
   const float* features;           // [requests][hidden_size]: of the newest pairs
   const float* scales;             // [requests]: the logits are multiplied with it before noise is added
-  const float* const* noise;       // [requests]: [max_depth][head outputs], or null
+  const uint64_t* const* noise_keys;  // [requests]: [max_depth], names of each level's noise; or null
   double lowest;                   // log-probability of a path that is too unlikely to be kept
   float* kv_cache;
   int32_t* num_drafted;            // [requests], written; a request's nodes follow those of the one before
@@ -51,7 +52,8 @@ struct PlEagle {
   int hidden, threads;
   std::vector<float> fc_norm, hidden_norm, embedding_norm, final_norm;
   std::vector<int32_t> target_ids;
-  Buffer<float> input, scratch, logits, streams[2], top_log_probs;
+  std::vector<uint32_t> id_constants;
+  Buffer<float> input, scratch, logits, noise, streams[2], top_log_probs;
   Buffer<int32_t> top_ids;
   ActivationBuffer fc_input, head_input;
 
@@ -65,7 +67,8 @@ struct PlEagle {
         hidden_norm(p.hidden_norm, p.hidden_norm + hidden),
         embedding_norm(p.embedding_norm, p.embedding_norm + hidden),
         final_norm(p.final_norm, p.final_norm + hidden),
-        target_ids(p.target_ids, p.target_ids + head.n) {
+        target_ids(p.target_ids, p.target_ids + head.n),
+        id_constants(p.id_constants, p.id_constants + head.n) {
     if (p.fc_norm) fc_norm.assign(p.fc_norm, p.fc_norm + fc.k);
     scratch.reserve(scratch_floats * threads);
   }
@@ -190,12 +193,16 @@ struct Drafting {
   int depth = 0, widest = 1;
   int64_t next_slot;
 
+  static constexpr int kStretch = 1024;  // of noise that one thread makes at a time
+  int num_stretches() const { return (e.head.n + kStretch - 1) / kStretch; }
+
   Drafting(PlEagle& eagle, const PlEagleDraft& draft) : e(eagle), d(draft), next_slot(draft.first_scratch) {
     for (int i = 0; i < d.num_requests; i++) {
       trees.push_back({d.num_nodes[i], d.max_depths[i], std::min(d.widths[i], e.head.n)});
       widest = std::max(widest, trees[i].width);
       level.add(d, i, d.tokens[i], d.positions[i], d.key_slots[d.key_begins[i] + d.context_lens[i] - 1], i);
       trees[i].root_row = i;
+      if (d.noise_keys[i]) e.noise.reserve((size_t)d.num_requests * e.head.n);
     }
   }
 
@@ -236,6 +243,7 @@ struct Drafting {
                              d.kv_cache};
     if (const int status = check_rows(e.layers, batch)) return status;
     LayerPass pass(e.layers, batch, &e.head);
+    const int noise_units = d.num_requests * num_stretches();
     team().run(e.threads, [&](int thread) {
       const Share s{thread, e.threads};
       s.deal(rows, [&](int row) {
@@ -243,6 +251,7 @@ struct Drafting {
         memcpy(stream + (size_t)row * e.hidden, start, (size_t)e.hidden * 4);
       });
       pass.run(thread);
+      for (int i = s.begin(noise_units); i < s.end(noise_units); i++) make_noise(i);  // read after the next barriers
       product(s, e.head, e.head_input, rows, &e.layers.layers[0].q, e.thread_scratch(thread), e.logits.get(),
               [&](int row, float* to) {
                 kernels().rms_norm(stream + (size_t)row * e.hidden, e.final_norm.data(), e.parts.eps, e.hidden, to);
@@ -252,12 +261,21 @@ struct Drafting {
     return PL_OK;
   }
 
+  // A stretch of the noise of one request's level, which all of its rows share.
+  void make_noise(int unit) {
+    const int request = unit / num_stretches(), begin = unit % num_stretches() * kStretch;
+    const uint64_t* keys = d.noise_keys[request];
+    if (!keys || trees[request].frontier.empty()) return;
+    kernels().keyed_gumbel(e.id_constants.data() + begin, std::min(kStretch, e.head.n - begin), keys[depth],
+                           e.noise.get() + (size_t)request * e.head.n + begin);
+  }
+
   void find_top(int row) {
     const int n = e.head.n, request = level.owners[row];
     float* logits = e.logits.get() + (size_t)row * n;
-    if (const float* noise = d.noise[request]) {
+    if (d.noise_keys[request]) {
       const float scale = d.scales[request];
-      noise += (size_t)depth * n;
+      const float* noise = e.noise.get() + (size_t)request * n;
       for (int i = 0; i < n; i++) logits[i] = logits[i] * scale + noise[i];
     }
     int32_t* ids = e.top_ids.get() + (size_t)row * widest;

@@ -75,6 +75,8 @@ static constexpr size_t attention_scratch(int rows, int heads, int head_dim, int
   return (size_t)kMostKeyBlocks * 16 * head_dim + rows * heads * per_query + 16;
 }
 
+constexpr int kRaceBlock = 64;  // tokens of a race that are looked at again together
+
 struct Kernels {
   const char* name;
   // out[row][16 * p + lane] for panels [panel, panel + panels): the plain product, bias not added. `next` is where
@@ -91,6 +93,10 @@ struct Kernels {
   int (*argmax)(const float* x, int n);
   // the k largest, largest first, and their log-softmax over all n; the lower index first where they tie
   void (*top_log_probs)(const float* x, int n, int k, int32_t* ids, float* log_probs);
+  // the Gumbel noise named by `key`, for the ids whose constants (ops/random.py) these are
+  void (*keyed_gumbel)(const uint32_t* id_constants, int n, uint64_t key, float* out);
+  // the token that wins with that noise, or -1 where numpy has to say; `least` has room for each kRaceBlock tokens
+  int (*race)(const float* logits, const uint32_t* id_constants, int n, uint64_t key, float temperature, float* least);
   float (*read)(const float* x, size_t n);  // touches every cache line: for measuring bandwidth
 };
 

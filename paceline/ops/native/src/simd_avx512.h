@@ -38,6 +38,14 @@ inline vi vto_int(vf a) { return _mm512_cvtps_epi32(a); }
 inline vf vto_float(vi a) { return _mm512_cvtepi32_ps(a); }
 inline vi viadd(vi a, vi b) { return _mm512_add_epi32(a, b); }
 inline vi viset1(int32_t a) { return _mm512_set1_epi32(a); }
+inline vi vload_ints(const uint32_t* p) { return _mm512_loadu_si512(p); }
+inline vi vimul(vi a, vi b) { return _mm512_mullo_epi32(a, b); }  // the low 32 bits
+inline vi vixor(vi a, vi b) { return _mm512_xor_si512(a, b); }
+inline vi viand(vi a, vi b) { return _mm512_and_si512(a, b); }
+template <int bits>
+inline vi vishift_right(vi a) { return _mm512_srli_epi32(a, bits); }  // zeros come in
+inline vi vbits(vf a) { return _mm512_castps_si512(a); }
+inline vf vfrom_bits(vi a) { return _mm512_castsi512_ps(a); }
 inline vi vadd_times255(vi a, vi b) { return _mm512_sub_epi32(_mm512_add_epi32(a, _mm512_slli_epi32(b, 8)), b); }  // a + 255 * b
 // 2^n for integral n in [-126, 127]
 inline vf vpow2(vf n) {

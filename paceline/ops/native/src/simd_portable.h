@@ -11,6 +11,7 @@ namespace {
 
 typedef float vf __attribute__((vector_size(64)));
 typedef int32_t vi __attribute__((vector_size(64)));
+typedef uint32_t vu __attribute__((vector_size(64)));  // for what may wrap around
 struct vb { uint8_t byte[64]; };
 
 constexpr int kFloatRows = 4, kQuantRows = 4, kPanels = 1, kQueries = 4;
@@ -34,8 +35,16 @@ inline vf vabs(vf a) { for (int i = 0; i < 16; i++) a[i] = fabsf(a[i]); return a
 inline vf vround(vf a) { for (int i = 0; i < 16; i++) a[i] = rintf(a[i]); return a; }
 inline vi vto_int(vf a) { vi r{}; for (int i = 0; i < 16; i++) r[i] = (int32_t)rintf(a[i]); return r; }
 inline vf vto_float(vi a) { vf r{}; for (int i = 0; i < 16; i++) r[i] = (float)a[i]; return r; }
-inline vi viadd(vi a, vi b) { return a + b; }
+inline vi viadd(vi a, vi b) { return (vi)((vu)a + (vu)b); }
 inline vi viset1(int32_t x) { return vi{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+inline vi vload_ints(const uint32_t* p) { vi a; memcpy(&a, p, 64); return a; }
+inline vi vimul(vi a, vi b) { return (vi)((vu)a * (vu)b); }
+inline vi vixor(vi a, vi b) { return a ^ b; }
+inline vi viand(vi a, vi b) { return a & b; }
+template <int bits>
+inline vi vishift_right(vi a) { return (vi)((vu)a >> bits); }
+inline vi vbits(vf a) { return (vi)a; }
+inline vf vfrom_bits(vi a) { return (vf)a; }
 inline vi vadd_times255(vi a, vi b) { return a + 255 * b; }
 inline vf vpow2(vf n) {
   vi bits{};
