@@ -120,6 +120,18 @@ class LLM:
             if updated:
                 yield job.output()
 
+    def submit(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Job:
+        """Queue a prompt and come back at once, for callers that step the engine themselves.
+
+        The job says whether it is `finished`; its `output()` is its state at any time, once it has been stepped."""
+        job = self._job(prompt, sampling_params or SamplingParams())
+        _add(self.engine.core, job)
+        return job
+
+    def step(self) -> None:
+        """One pass for everything that was submitted."""
+        self.engine.core.step()
+
     def get_tokenizer(self) -> Tokenizer:
         return self.engine.model.tokenizer
 

@@ -9,7 +9,7 @@ from paceline.bench.backend import Answer, Sampling, SpeculationCounts
 from paceline.bench.workloads import Prompt
 from paceline.core.outputs import RequestMetrics, RequestOutput
 from paceline.core.sampling_params import SamplingParams
-from paceline.llm import AsyncLLM
+from paceline.llm import LLM, AsyncLLM
 
 
 class EngineBackend:
@@ -20,50 +20,67 @@ class EngineBackend:
         self._tokenizer = llm.get_tokenizer()
 
     async def generate(self, prompt: Prompt, sampling: Sampling, index: int) -> Answer:
-        params = SamplingParams(
-            temperature=sampling.temperature,
-            max_tokens=sampling.max_tokens,
-            seed=sampling.seed + index,
-            ignore_eos=sampling.ignore_eos,
-        )
+        params = sampling_params(sampling, index)
         answer = Answer(prompt.prompt_id, prompt.category, time.perf_counter())
         output: RequestOutput | None = None
         try:
-            async for state in self.llm.generate(self._prompt(prompt), params):
+            async for state in self.llm.generate(asked(prompt, self._tokenizer), params):
                 answer.event_s.append(time.perf_counter())
                 output = state
-            assert output is not None
-            if output.error is not None:
-                raise output.error
         except Exception as error:
             answer.error = f"{type(error).__name__}: {error}"
             return answer
-        answer.num_prompt_tokens = len(output.prompt_token_ids)
-        answer.num_output_tokens = len(output.outputs[0].token_ids)
-        answer.output_hash = hashlib.sha256(repr(output.outputs[0].token_ids).encode()).hexdigest()[:16]
-        answer.counts = _counts(output.metrics)
+        assert output is not None
+        fill(answer, output)
         return answer
-
-    def _prompt(self, prompt: Prompt) -> str | dict[str, list[int]]:
-        if prompt.chat and getattr(self._tokenizer, "has_chat_template", False):
-            messages = [{"role": "user", "content": prompt.text}]
-            return {"prompt_token_ids": self._tokenizer.chat_token_ids(messages)}
-        return prompt.text
 
     def counts(self) -> SpeculationCounts | None:
         return None  # every answer carries its own
 
     def figures(self) -> dict[str, float]:
-        stats = self.llm.stats()
-        drafting = sum(method.get("draft_s", 0.0) for method in stats["speculation"].values())
-        seconds = {f"{phase}_s": value for phase, value in stats["step_seconds"].items()}
-        return {"num_passes": stats["num_steps"], **seconds, "draft_s": drafting}
+        return engine_figures(self.llm)
 
     def describe(self) -> dict[str, Any]:
         return {"backend": "engine", "model": self._name, "speculative_config": self._config}
 
     def close(self) -> None:
         self.llm.shutdown()
+
+
+def sampling_params(sampling: Sampling, index: int) -> SamplingParams:
+    """Of the run's request number `index`."""
+    return SamplingParams(
+        temperature=sampling.temperature,
+        max_tokens=sampling.max_tokens,
+        seed=sampling.seed + index,
+        ignore_eos=sampling.ignore_eos,
+    )
+
+
+def asked(prompt: Prompt, tokenizer: Any) -> str | dict[str, list[int]]:
+    """The prompt as the engine takes it: through the chat template, where both have to do with chat."""
+    if prompt.chat and getattr(tokenizer, "has_chat_template", False):
+        return {"prompt_token_ids": tokenizer.chat_token_ids([{"role": "user", "content": prompt.text}])}
+    return prompt.text
+
+
+def fill(answer: Answer, output: RequestOutput) -> None:
+    """What a finished request says of itself."""
+    if output.error is not None:
+        answer.error = f"{type(output.error).__name__}: {output.error}"
+        return
+    answer.num_prompt_tokens = len(output.prompt_token_ids)
+    answer.num_output_tokens = len(output.outputs[0].token_ids)
+    answer.output_hash = hashlib.sha256(repr(output.outputs[0].token_ids).encode()).hexdigest()[:16]
+    answer.counts = _counts(output.metrics)
+
+
+def engine_figures(llm: LLM | AsyncLLM) -> dict[str, float]:
+    """Totals since the start: passes, seconds by phase, and those of drafting."""
+    stats = llm.stats()
+    drafting = sum(method.get("draft_s", 0.0) for method in stats["speculation"].values())
+    seconds = {f"{phase}_s": value for phase, value in stats["step_seconds"].items()}
+    return {"num_passes": stats["num_steps"], **seconds, "draft_s": drafting}
 
 
 def _counts(metrics: RequestMetrics | None) -> SpeculationCounts | None:

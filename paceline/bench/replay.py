@@ -102,11 +102,8 @@ class Replay:
             self.speculator = Speculator(speculative_config, services)
         except (PacelineError, AssertionError, AttributeError) as error:
             raise InvalidOptionError(f"{speculative_config} cannot be replayed without its model: {error}") from error
+        self.speculator.use_clock(self._clock)
         for proposer in self.speculator.proposers.values():
-            timed: Any
-            for timed in (proposer, getattr(proposer, "usefulness", None)):
-                if hasattr(timed, "clock"):
-                    timed.clock = self._clock
             if isinstance(proposer, AutoProposer):  # a live engine would have measured its model before it starts
                 points = zip(pass_cost.rows, pass_cost.seconds, strict=True)
                 proposer.cost = PassCostModel({int(rows): seconds for rows, seconds in points})

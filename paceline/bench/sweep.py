@@ -6,7 +6,7 @@ else is. A few other prompts of the same workload warm it up before the clock st
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -68,7 +68,7 @@ def run_sweep(
         records.append(record)
         elapsed_s = time.perf_counter() - begin_s
         left_s = elapsed_s / (number + 1) * (len(todo) - number - 1)
-        say(f"[{number + 1}/{len(todo)}] {cell.title}: {_line(record)} (about {left_s / 60:.0f} min left)")
+        say(f"[{number + 1}/{len(todo)}] {cell.title}: {line_of(record)} (about {left_s / 60:.0f} min left)")
         if record["status"] == "failed" and not record["summary"].get("num_output_tokens"):
             raise BackendLostError(
                 f"{cell.title} got no answer at all: {record['error']}. The {number} runs before it are safe in "
@@ -77,33 +77,53 @@ def run_sweep(
 
 
 def _measure(grid: Grid, cell: Cell, make_backend: MakeBackend, options: RunOptions) -> Record:
-    record: Record = {"key": grid.key(cell), "cell": cell.describe(), "sampling": asdict(grid.sampling)}
     try:
         backend = make_backend(cell.setting)
     except PacelineError as error:
-        return record | {"status": "failed", "error": str(error), "summary": {}, "backend": {}}
+        return record_of(grid, cell, [], {}, {}, str(error))
     try:
         answers, summary = run_cell(backend, grid, cell, options)
-        record["backend"] = backend.describe()
+        return record_of(grid, cell, answers, summary, backend.describe())
     finally:
         backend.close()
-    failed = summary["num_failed"]
-    return record | {
-        "status": "failed" if failed else "ok",
-        "error": f"{failed} of {len(answers)} requests failed: {summary['errors'][0]}" if failed else None,
+
+
+def record_of(
+    grid: Grid,
+    cell: Cell,
+    answers: Sequence[Answer],
+    summary: dict[str, Any],
+    backend: dict[str, Any],
+    error: str | None = None,  # why there is nothing else
+) -> Record:
+    failed = summary.get("num_failed", 0)
+    if failed:
+        error = f"{failed} of {len(answers)} requests failed: {summary['errors'][0]}"
+    return {
+        "key": grid.key(cell),
+        "cell": cell.describe(),
+        "sampling": asdict(grid.sampling),
+        "backend": backend,
+        "status": "ok" if error is None else "failed",
+        "error": error,
         "summary": summary,
         "requests": [_compact(answer) for answer in answers],
     }
 
 
 async def _warm_up(backend: Backend, cell: Cell, sampling: Sampling, num_requests: int, options: RunOptions) -> None:
-    users = cell.load.concurrency or 4
-    count = min(8, users) if options.num_warm_up is None else options.num_warm_up
+    count, short = warm_up_size(cell, sampling, options)
     if count == 0:
         return
     prompts = take(cell.workload, count, skip=num_requests)  # others than the measured ones, where there are enough
-    short = Sampling(**(asdict(sampling) | {"max_tokens": min(WARM_UP_TOKENS, sampling.max_tokens)}))
     await offer(backend, prompts, short, Load(concurrency=count))
+
+
+def warm_up_size(cell: Cell, sampling: Sampling, options: RunOptions) -> tuple[int, Sampling]:
+    """How many requests before the clock starts, and how they are sampled."""
+    users = cell.load.concurrency or 4
+    count = min(8, users) if options.num_warm_up is None else options.num_warm_up
+    return count, Sampling(**(asdict(sampling) | {"max_tokens": min(WARM_UP_TOKENS, sampling.max_tokens)}))
 
 
 def _difference(after: SpeculationCounts | None, before: SpeculationCounts | None) -> SpeculationCounts | None:
@@ -127,7 +147,7 @@ def _compact(answer: Answer) -> dict[str, Any]:
     }
 
 
-def _line(record: Record) -> str:
+def line_of(record: Record) -> str:
     if record["status"] == "failed":
         return f"FAILED, {record['error']}"
     summary = record["summary"]

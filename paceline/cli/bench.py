@@ -18,7 +18,9 @@ from paceline.cli.lab import format_table
 if TYPE_CHECKING:
     from paceline.bench.backend import Backend
     from paceline.bench.grid import Grid, Setting
+    from paceline.bench.side_by_side import MakeEngine
     from paceline.bench.sweep import MakeBackend
+    from paceline.llm import LLM
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,6 +129,20 @@ def backend_maker(args: argparse.Namespace) -> "MakeBackend":
     return make
 
 
+def engine_maker(args: argparse.Namespace) -> "MakeEngine":
+    """Engines for settings, with one model."""
+    loaded: dict[str, Any] = {}
+
+    def make(setting: "Setting") -> "LLM":
+        from paceline.llm import LLM
+
+        llm = LLM(loaded.get("model", args.model), setting.config, **options.model_options(args))
+        loaded["model"] = llm.engine.model
+        return llm
+
+    return make
+
+
 def run_options(args: argparse.Namespace) -> Any:
     from paceline.bench.summary import LatencyTarget
     from paceline.bench.sweep import RunOptions
@@ -141,7 +157,9 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def sweep_to_records(args: argparse.Namespace, settings: list[str]) -> list[dict[str, Any]]:
+def sweep_to_records(
+    args: argparse.Namespace, settings: list[str], *, side_by_side: bool = False
+) -> list[dict[str, Any]]:
     """Run what is missing; the grid's own records, old and new."""
     from paceline.bench.records import RecordFile
     from paceline.bench.sweep import run_sweep
@@ -149,7 +167,12 @@ def sweep_to_records(args: argparse.Namespace, settings: list[str]) -> list[dict
     grid = make_grid(args, settings, loads_of(args))
     records = RecordFile(args.out)
     facts = {key: value for key, value in vars(args).items() if not callable(value)}
-    run_sweep(grid, backend_maker(args), records, run_options(args), say, facts)
+    if side_by_side:
+        from paceline.bench.side_by_side import run_side_by_side
+
+        run_side_by_side(grid, engine_maker(args), records, run_options(args), say, facts)
+    else:
+        run_sweep(grid, backend_maker(args), records, run_options(args), say, facts)
     keys = {grid.key(cell) for cell in grid.cells()}
     latest = {record["key"]: record for record in records.records if record["key"] in keys}
     return list(latest.values())

@@ -14,7 +14,7 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
     never = verbs.add_parser("never-slower", help="auto against plain and the best fixed setting, in every cell")
     never.add_argument("--setting", nargs="+", help="plain, auto and the fixed settings (default: a fair choice)")
-    never.add_argument("--quick", action="store_true", help="fewer settings, one short run each")
+    never.add_argument("--quick", action="store_true", help="fewer settings, one short run of each")
     grid = {
         "workload": ["repetitive", "code", "chat", "random"],
         "temperature": [0.0, 1.0],
@@ -108,7 +108,7 @@ def _never_slower(args: argparse.Namespace) -> int:
         settings += WITH_SHIPPED_DRAFTER
     if args.quick:
         args.repeats, args.max_tokens, args.requests_per_user = 1, min(args.max_tokens, QUICK_TOKENS), 1
-    analysis = analyse(sweep_to_records(args, settings))
+    analysis = analyse(sweep_to_records(args, settings, side_by_side=True))
     found = verdicts(analysis)
     if not found:
         raise InvalidOptionError(

@@ -9,7 +9,7 @@
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,6 +55,14 @@ class Speculator:
     def max_nodes(self) -> int:
         """The largest tree of a request that does not choose for itself."""
         return 0 if self.config is None else self.config.node_budget
+
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        """Whoever decides by measured time measures it with this: a replay's, or one that stops between steps."""
+        for proposer in self._proposers.values():
+            timed: Any
+            for timed in (proposer, getattr(proposer, "usefulness", None)):
+                if hasattr(timed, "clock"):
+                    timed.clock = clock
 
     def check_request(self, params: SamplingParams) -> None:
         """Refuse a request whose own choice cannot be honoured, before it is queued."""
