@@ -5,7 +5,8 @@ step is what the tokens that it brought would have cost plainly, less the rows o
 of it as it really came out. What a cheap member or a more profitable one drafted too counts for them: of two dear
 members that draft the same, one is kept, not none.
 
-    asleep  -> listens    when its next trial is due, or at once when the batch has become much smaller
+    asleep  -> listens    when its next trial is due, or at once when the batch has become much smaller; not while the
+                          cheap members do so well that there is little left to gain
     listens -> trial      after some steps: it has seen enough to draft from
     trial   -> pays, or asleep, as soon as its profit is clearly above or below zero
     pays    -> asleep     when its profit is clearly below zero; one that usually pays first rests, and listens on
@@ -23,12 +24,16 @@ from paceline.core.draft_counts import MEMBER_SEPARATOR
 from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, union
 from paceline.spec.usefulness import Usefulness
 
-TRIAL_STEPS, TRIAL_REQUESTS = 24, 2  # at most
+TRIAL_STEPS, TRIAL_REQUESTS = 48, 2  # at most
+DOUBTS = 1.5  # standard errors by which the profit of a trial must be below zero to end it early
+PRIOR_SPREAD = 0.8  # tokens: steps that brought nothing say little, because one that brings a lot may follow
+LONG_ENOUGH = 48  # steps after which a small loss counts as well, where it has been one for long
+ENOUGH = 1.0  # accepted tokens per request and step from the cheap members: there is little left to gain
 LEAST_STEPS = 4  # judged before any verdict
 NO_BUDGET = Budget(0, 0)
 LISTEN_STEPS = 12  # before a trial, where it has missed something
 WARM_UP_STEPS = 2  # of a trial, not judged
-MEMORY_STEPS = 16.0  # over which a member that is awake is judged
+MEMORY_STEPS = 16.0  # over which a member that pays is judged
 FIRST_PAUSE, LONGEST_PAUSE = 96, 1536  # steps between two trials
 TYPICAL_STEPS, REST_STEPS = 256.0, 16  # one that has paid over so many steps only rests for a moment
 MOST_SKIPPED = 32  # steps of a trial that read prompts too: then it ends, without a verdict
@@ -59,16 +64,20 @@ class DearMember:
         self.state, self.num_judged, self.num_skipped = state, 0, 0
 
     def learn(self, profit_s: float) -> None:
-        weight = 1.0 / min(self.num_judged, MEMORY_STEPS)
+        weight = 1.0 / self._num_remembered
         off_s = profit_s - self.profit_s
         self.profit_s += weight * off_s
         self.spread = (1.0 - weight) * (self.spread + weight * off_s * off_s)
         self.typical_s += (profit_s - self.typical_s) / TYPICAL_STEPS
 
-    @property
-    def doubt_s(self) -> float:
+    def doubt_s(self, token_s: float) -> float:
         """How far the profit may be off, for the few steps that it comes from."""
-        return math.sqrt(self.spread / min(max(1, self.num_judged), MEMORY_STEPS))
+        spread = max(self.spread, (PRIOR_SPREAD * token_s) ** 2)
+        return math.sqrt(spread / self._num_remembered)
+
+    @property
+    def _num_remembered(self) -> float:
+        return max(1.0, min(self.num_judged, TRIAL_STEPS if self.state == "trial" else MEMORY_STEPS))
 
 
 class MemberChoice(Usefulness):
@@ -83,6 +92,7 @@ class MemberChoice(Usefulness):
         self._needs_of = {name: members[name].needs for name in self.dear}
         self._step = 0
         self._step_s = 0.0
+        self._cheap_tokens = 0.0  # that the cheap members bring, per request and step
         self._order: list[str] = []  # the dear ones, the most profitable first
         self._owners: dict[str, str] = {}  # a node's drafters -> whom it counts for, in that order
 
@@ -127,7 +137,8 @@ class MemberChoice(Usefulness):
                     member.begin("asleep")
                     member.next_trial = self._step
             elif member.state == "asleep":
-                if self._step >= member.next_trial or 2 * num_requests <= member.tried_with:
+                is_due = self._step >= member.next_trial or 2 * num_requests <= member.tried_with
+                if is_due and self._cheap_tokens < ENOUGH:
                     member.begin("listens")
                     member.num_to_hear = LISTEN_STEPS
             elif member.state == "listens":
@@ -166,13 +177,18 @@ class MemberChoice(Usefulness):
     def judge(self, passes: Sequence[RequestPass], token_s: float, row_s: float, step_s: float) -> None:
         """`token_s`: what a token costs plainly; `row_s`: what one more row cost in the last pass."""
         self._step_s += (step_s - self._step_s) / min(self._step + 1, MEMORY_STEPS)
-        if not any(member.spent_s for member in self.dear.values()):
+        if not any(member.is_asked for member in self.dear.values()):
+            self._learn_cheap(sum(len(verified.accepted) for verified in passes), len(passes))
             return
         num_rows, num_tokens = self._count(passes)
+        self._learn_cheap(sum(num_tokens[name] for name in self.accounts if name not in self.dear), len(passes))
         for name, member in self.dear.items():
             cost_s, member.spent_s = member.spent_s, 0.0
             if member.is_asked and name in self._asked:
-                self._settle(member, token_s * num_tokens[name] - row_s * num_rows[name] - cost_s)
+                self._settle(member, token_s * num_tokens[name] - row_s * num_rows[name] - cost_s, token_s)
+
+    def _learn_cheap(self, num_tokens: int, num_passes: int) -> None:
+        self._cheap_tokens += (num_tokens / max(1, num_passes) - self._cheap_tokens) / MEMORY_STEPS
 
     def _count(self, passes: Sequence[RequestPass]) -> tuple[dict[str, int], dict[str, int]]:
         """Member -> its nodes that were verified, and those of them whose tokens joined the output."""
@@ -208,21 +224,26 @@ class MemberChoice(Usefulness):
                 if member.num_skipped >= MOST_SKIPPED:
                     self._send_to_sleep(member)
 
-    def _settle(self, member: DearMember, profit_s: float) -> None:
-        if member.state == "trial" and member.num_skipped < WARM_UP_STEPS:
+    def _settle(self, member: DearMember, profit_s: float, token_s: float) -> None:
+        on_trial = member.state == "trial"
+        if on_trial and member.num_skipped < WARM_UP_STEPS:
             member.num_skipped += 1
             return
         member.num_judged += 1
         member.learn(profit_s)
         if member.num_judged < LEAST_STEPS:
             return
-        hope_s = member.profit_s + (max(0.0, member.typical_s) if member.state == "trial" else 0.0)
-        is_over = member.num_judged >= TRIAL_STEPS
-        if hope_s + (0.0 if is_over and member.state == "trial" else member.doubt_s) < 0.0:
-            self._send_to_sleep(member)
-        elif member.state == "trial" and (is_over or hope_s > member.doubt_s):
-            member.begin("pays")
-            member.pause = FIRST_PAUSE
+        doubt_s, is_over = member.doubt_s(token_s), member.num_judged >= TRIAL_STEPS
+        if on_trial:
+            if member.profit_s > (0.0 if is_over else doubt_s):
+                member.begin("pays")
+                member.pause = FIRST_PAUSE
+            elif is_over or member.profit_s < -DOUBTS * doubt_s:
+                self._send_to_sleep(member)
+        else:
+            for_long = member.num_judged >= LONG_ENOUGH and member.typical_s < 0.0
+            if member.profit_s < (0.0 if for_long else -doubt_s):
+                self._send_to_sleep(member)
 
     def _send_to_sleep(self, member: DearMember) -> None:
         if member.state == "pays" and member.typical_s > 0.0:  # what comes next, another request perhaps, may suit it

@@ -1,8 +1,9 @@
 """Who drafts for `auto` when nobody says: everything useful that this target has.
 
-The training-free methods work on any target. The shipped EAGLE-3 drafter joins where one fits the target; it is found
-by itself. A drafter with a network takes time for every level it drafts, so it gets a short chain; the others cost next
-to nothing and may fill whatever `auto` may offer.
+The training-free methods work on any target. Where a shipped EAGLE-3 drafter fits the target (it is found by itself) it
+takes the place of `recycling`: both are for text that nobody has seen, both have to be tried to know whether they pay,
+and the trained one is right far more often. A drafter with a network takes time for every level it drafts, so it gets a
+short chain; the others cost next to nothing and may fill whatever `auto` may offer.
 """
 
 import logging
@@ -26,13 +27,13 @@ CANNOT_BUILD = (PacelineError, RuntimeError, MemoryError)  # RuntimeError: torch
 def default_drafters(services: Services, largest: Budget) -> MergeProposer:
     """The members, merged. Nobody asked for the trained one: where it cannot be built, the others draft without it."""
     members = available_members(services, largest)
-    free = [member for member in members if member.method in TRAINING_FREE]
     try:
         return MergeProposer(services, largest, members=members)
     except CANNOT_BUILD as error:
-        if len(free) == len(members):
+        if all(member.method in TRAINING_FREE for member in members):
             raise
         logger.warning("auto drafts without the shipped drafter, which does not work here (%s)", error)
+    free = [_member(method, largest) for method in TRAINING_FREE]
     return MergeProposer(services, largest, members=free)  # past the except: what was half built is freed by now
 
 
@@ -40,6 +41,7 @@ def available_members(services: Services, largest: Budget) -> list[SpeculativeCo
     """Configurations of the members for this target, none of them larger than `largest`."""
     members = [_member(method, largest) for method in TRAINING_FREE]
     if _has_shipped("eagle3", services):
+        members = [member for member in members if member.method != "recycling"]
         members.append(_member("eagle3", _smaller(EAGLE3_SIZE, largest), draft_min_prob=EAGLE3_LEAST))
     logger.debug("auto drafts with %s", ", ".join(member.method for member in members))
     return members

@@ -148,7 +148,7 @@ def test_it_is_never_slower(kind: str, cost: PassCost, concurrency: int) -> None
 
 def test_in_one_batch_the_nodes_go_to_those_who_use_them() -> None:
     recorded = [_recorded(kind, seed) for seed, kind in enumerate(["loop", "noise", "noise", "noise"])]
-    replay = Replay(recorded, {"method": "auto"}, concurrency=4, pass_cost=CHEAP_ROWS)
+    replay = Replay(recorded, {"method": "auto", "members": ["ngram", "suffix"]}, concurrency=4, pass_cost=CHEAP_ROWS)
     result = replay.run()
     assert result.draft_acceptance_rate > 0.8
     assert result.num_accepted_tokens > 150

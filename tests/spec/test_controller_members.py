@@ -40,7 +40,7 @@ def test_one_that_pays_stays_and_one_that_stops_paying_goes() -> None:
     members = choice()
     assert run(members, 100, 0.002, accepted=True) == 100
     assert members.report()["dear"]["state"] == "pays"
-    assert run(members, 40, 0.002, accepted=False) < 40
+    assert run(members, 55, 0.002, accepted=False) < 55
     assert members.report()["dear"]["state"] == "listens"  # it usually pays: it only rests
     assert run(members, 60, 0.002, accepted=False) < TRIAL_STEPS
     assert members.report()["dear"]["state"] == "asleep"
@@ -65,7 +65,7 @@ def test_a_much_smaller_batch_is_a_reason_to_try_again() -> None:
 def test_a_sleeper_hears_nothing_and_listens_before_its_next_trial() -> None:
     members = choice()
     assert members.needs.logits and members.is_told("dear", Needs(logits=True))
-    run(members, 20, 0.002, accepted=False)
+    run(members, TRIAL_STEPS, 0.002, accepted=False)
     assert not members.needs.logits and not members.is_told("dear", Needs(logits=True))
     heard = 0
     while members.dear["dear"].state != "trial":

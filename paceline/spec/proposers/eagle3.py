@@ -85,18 +85,21 @@ class Eagle3Proposer:
         self._flush()
         trees = [EMPTY_TREE] * len(step.requests)
         ready = [
-            (i, Growth(request, budget, self._lowest))
+            i
             for i, (request, budget) in enumerate(zip(step.requests, budgets, strict=True))
             if self._knows(request) and min(budget.num_nodes, budget.max_depth) > 0
         ]
-        deepest = max((growth.budget.max_depth for _, growth in ready), default=0)
-        for group in groups(ready, self._width * deepest):
-            whole = [entry for entry in group if self._suits_native(entry[1].request)]
-            for (i, _), tree in zip(whole, self._grow_natively([growth for _, growth in whole]), strict=True):
+        whole = [i for i in ready if self._suits_native(step.requests[i])]
+        by_level = [i for i in ready if i not in whole] if len(whole) < len(ready) else []
+        deepest = max((budgets[i].max_depth for i in ready), default=0)
+        for group in groups(whole, self._width * deepest):
+            drafted = self._grow_natively([step.requests[i] for i in group], [budgets[i] for i in group])
+            for i, tree in zip(group, drafted, strict=True):
                 trees[i] = tree
-            by_level = [entry for entry in group if not self._suits_native(entry[1].request)]
-            self._grow([growth for _, growth in by_level])
-            for i, growth in by_level:
+        for group in groups(by_level, self._width * deepest):
+            growing = [Growth(step.requests[i], budgets[i], self._lowest) for i in group]
+            self._grow(growing)
+            for i, growth in zip(group, growing, strict=True):
                 trees[i] = growth.tree()
         return trees
 
@@ -143,23 +146,19 @@ class Eagle3Proposer:
         embedding = layer.input_layernorm(self._target.vocabulary_rows(token_ids))
         return torch.cat([embedding, normed], dim=1), normed if layer.norm_before_residual else feature
 
-    def _grow_natively(self, growing: list[Growth]) -> list[DraftTree]:
-        if not growing:
-            return []
+    def _grow_natively(self, requests: list[Request], budgets: list[Budget]) -> list[DraftTree]:
         assert self._native is not None
         return self._native.grow(
-            [g.request for g in growing],
-            [g.budget for g in growing],
-            [self._queue.context(g.request) for g in growing],
-            [self._newest[g.request.request_id][1] for g in growing],
-            [_width(g.budget, self._width) for g in growing],
+            requests,
+            budgets,
+            [self._queue.context(request) for request in requests],
+            [self._newest[request.request_id][1] for request in requests],
+            [_width(budget, self._width) for budget in budgets],
             max(LOWEST / 2, self._lowest),
         )
 
     def _grow(self, growing: list[Growth]) -> None:
         """All requests of the group, one level at a time."""
-        if not growing:
-            return
         contexts = [self._queue.context(growth.request) for growth in growing]
         levels = Levels(growing, RowBuilder.of(contexts), self._first_scratch)
         # The newest pairs were stored already; storing them again with the same values lets one call do it all.
