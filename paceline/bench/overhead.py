@@ -1,4 +1,6 @@
-"""The controller's own time, as a share of the step: without the drafters, which it pays only where they earn it."""
+"""The controller's own time, as a share of the step: without the drafters, which it pays only where they earn it.
+
+Of a running engine: other prompts of the workload go before, so that it knows what passes and drafts cost."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +21,12 @@ def measure_overhead(
         for batch in batches:
             llm = LLM(loaded, {"method": "auto"}, **options)
             loaded = llm.engine.model
-            prompts = [prompt.text for prompt in take(workload, batch)]
-            llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True))
-            stats = llm.stats()
-            decisions = stats["speculation"]["auto"]["decisions"]
-            step_s = sum(stats["step_seconds"].values()) / stats["num_steps"]
-            own_s = decisions["own_s"] / decisions["steps"]
+            params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+            llm.generate([prompt.text for prompt in take(workload, batch, skip=batch)], params)
+            before_step_s, before_own_s, before = _totals(llm)
+            llm.generate([prompt.text for prompt in take(workload, batch)], params)
+            step_s, own_s, count = _totals(llm)
+            step_s, own_s = (step_s - before_step_s) / (count - before), (own_s - before_own_s) / (count - before)
             rows.append(
                 {
                     "workload": workload,
@@ -36,3 +38,10 @@ def measure_overhead(
                 }
             )
     return rows
+
+
+def _totals(llm: LLM) -> tuple[float, float, int]:
+    """Seconds of all steps, the controller's part of them, and their number."""
+    stats = llm.stats()
+    own_s = stats["speculation"]["auto"]["decisions"]["own_s"]
+    return sum(stats["step_seconds"].values()), own_s, stats["num_steps"]

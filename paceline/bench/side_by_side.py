@@ -4,12 +4,13 @@ A shared machine is faster now and slower then, by more than the differences tha
 take turns, step by step: always the one that has had the least time so far is next, and each has a clock that runs only
 during its own steps. Whatever slows the machine down slows all of them alike.
 
-What is compared is the engine, called directly: the time that a server takes around its steps is not in it.
+What is compared is the engine, called directly, after some other prompts of the same workload: the time that a server
+takes around its steps is not in it, nor is the start, in which `auto` finds out what pays.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 from paceline.bench.backend import Answer, Sampling
@@ -18,10 +19,12 @@ from paceline.bench.grid import Cell, Grid, Setting
 from paceline.bench.provenance import provenance
 from paceline.bench.records import Record, RecordFile
 from paceline.bench.summary import summarize
-from paceline.bench.sweep import RunOptions, line_of, record_of, warm_up_size
+from paceline.bench.sweep import RunOptions, line_of, record_of
 from paceline.bench.workloads import Prompt, take
 from paceline.errors import InvalidOptionError, PacelineError
 from paceline.llm import LLM
+
+WARM_UP_TOKENS = 96  # of each user, before the comparison: what is compared is an engine that has been running
 
 MakeEngine = Callable[[Setting], LLM]
 
@@ -138,11 +141,11 @@ def _measure(grid: Grid, cells: Sequence[Cell], make_engine: MakeEngine, options
             lanes.append(error)
     running = [lane for lane in lanes if isinstance(lane, Lane)]
     cell, users = cells[0], cells[0].load.concurrency or 1
-    sampling = Sampling(**(asdict(grid.sampling) | {"temperature": cell.temperature}))
+    sampling = replace(grid.sampling, temperature=cell.temperature)
     num_requests = grid.requests_of(cell.load)
-    count, short = warm_up_size(cell, sampling, options)
+    count = users if options.num_warm_up is None else options.num_warm_up
     for lane in running:
-        lane.offer(take(cell.workload, count, skip=num_requests), short, count)
+        lane.offer(take(cell.workload, count, skip=num_requests), replace(sampling, max_tokens=WARM_UP_TOKENS), count)
     run_lanes(running)
     before = {id(lane): engine_figures(lane.llm) for lane in running}
     for lane in running:

@@ -112,18 +112,13 @@ def record_of(
 
 
 async def _warm_up(backend: Backend, cell: Cell, sampling: Sampling, num_requests: int, options: RunOptions) -> None:
-    count, short = warm_up_size(cell, sampling, options)
-    if count == 0:
-        return
-    prompts = take(cell.workload, count, skip=num_requests)  # others than the measured ones, where there are enough
-    await offer(backend, prompts, short, Load(concurrency=count))
-
-
-def warm_up_size(cell: Cell, sampling: Sampling, options: RunOptions) -> tuple[int, Sampling]:
-    """How many requests before the clock starts, and how they are sampled."""
     users = cell.load.concurrency or 4
     count = min(8, users) if options.num_warm_up is None else options.num_warm_up
-    return count, Sampling(**(asdict(sampling) | {"max_tokens": min(WARM_UP_TOKENS, sampling.max_tokens)}))
+    if count == 0:
+        return
+    short = Sampling(**(asdict(sampling) | {"max_tokens": min(WARM_UP_TOKENS, sampling.max_tokens)}))
+    prompts = take(cell.workload, count, skip=num_requests)  # others than the measured ones, where there are enough
+    await offer(backend, prompts, short, Load(concurrency=count))
 
 
 def _difference(after: SpeculationCounts | None, before: SpeculationCounts | None) -> SpeculationCounts | None:

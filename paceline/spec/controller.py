@@ -42,6 +42,8 @@ MAX_VALUE = 3.0  # times the cost of asking: however good the past was, sleep is
 TRY_EVERY = 32  # steps between two passes with drafts that should not pay, to see whether the curve still holds
 TRUST_MEMORY, TRUST_PRIOR = 0.99, 5.0  # per step; and accepted tokens that full trust counts for
 LEAST_ROOM, FIRST_ROOM = 4, 8  # nodes asked for
+SURE_AFTER, LOOK_EVERY = 64, 4  # passes timed one by one, at first; then every so many steps
+HOPE_EVERY = 64  # steps between two looks at which batches are hopeless
 HOPED_CHANCE, HOPED_DEPTH = 0.75, 6  # what a good drafter may reach: where that would not pay, none is tried
 
 
@@ -92,6 +94,7 @@ class AutoProposer:
         self._typical_value_s = float("inf")  # of a request nobody knows yet: worth asking
         self._draft_s = 0.0  # per request asked, with what it took to learn from the answers
         self._learn_s = 0.0  # of the last step
+        self._hopes: dict[int, bool] = {}  # requests in the batch -> could drafts pay?
         self._allowance_s = 0.0
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
         self._promised, self._kept_promises = 0.0, 0.0  # accepted tokens: expected, and found; both fade
@@ -120,25 +123,30 @@ class AutoProposer:
         self._learn_cost(step, begin_s)
         for verified in step.passes:
             record = self._records.get(verified.request.request_id)
-            if record is not None and record.tree:
+            if record is not None and record.tree.token_ids:
                 self._learn_bias(record, verified.new_token_ids)
         for request in step.gone:
             self._records.pop(request.request_id, None)
-        own_s, dear_before_s = self.clock() - begin_s, self.choice.dear_seconds()
+        end_s, dear_before_s = self.clock(), self.choice.dear_s
         self.drafters.observe(step)
-        self._own_s += own_s
-        self._learn_s = self.clock() - begin_s - (self.choice.dear_seconds() - dear_before_s)
+        self._own_s += end_s - begin_s
+        self._learn_s = self.clock() - begin_s - (self.choice.dear_s - dear_before_s)
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         begin_s = self.clock()
-        num_running = sum(p.request.status is RequestStatus.RUNNING for p in step.passes)
-        num_requests = max(num_running, len(step.requests))
+        requests = step.requests
+        num_running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
+        num_requests = max(num_running, len(requests))
         dear = self.choice.begin_step(num_requests, self._could_pay(num_requests))
-        asked = list(range(len(step.requests))) if dear else self._whom_to_ask(step.requests)
-        if self.choice.has_trial and not dear:  # the first requests, whether they sleep or not
-            asked = sorted({*range(min(TRIAL_REQUESTS, len(step.requests))), *asked})
+        awake = self._whom_to_ask(requests)
+        asked = awake
+        if dear:
+            asked = list(range(len(requests)))
+        elif self.choice.has_trial:  # the first requests, whether they sleep or not
+            asked = sorted({*range(min(TRIAL_REQUESTS, len(requests))), *awake})
+        self.choice.sleepers = {i for i, index in enumerate(asked) if index not in awake} if asked != awake else set()
         drafted, draft_s = self._ask(step, budgets, asked)
-        trees = self._choose(step.requests, asked, drafted, num_requests)
+        trees = self._choose(requests, asked, drafted, num_requests)
         self._handed_over_s = self.clock()
         self._own_s += self._handed_over_s - begin_s - draft_s
         self._totals["steps"] += 1
@@ -174,19 +182,30 @@ class AutoProposer:
             return
         elapsed_s = now_s - self._handed_over_s
         self._handed_over_s = None
-        decodes = [p for p in step.passes if p.logits_row >= 0]
-        own = [p for p in decodes if p.request.request_id in self._records]  # others chose a method for themselves
-        accepted = sum(len(p.accepted) for p in own)
+        num_decodes = num_rows = accepted = 0
+        reads_prompt = False
+        own = []
+        for verified in step.passes:
+            num_rows += len(verified.rows)
+            reads_prompt = reads_prompt or verified.num_committed > 1
+            if verified.logits_row >= 0:
+                num_decodes += 1
+                if verified.request.request_id in self._records:  # others chose a method for themselves
+                    own.append(verified)
+                    accepted += len(verified.accepted)
         self._promised = TRUST_MEMORY * self._promised + self._expected
         self._kept_promises = TRUST_MEMORY * self._kept_promises + (accepted if self._expected else 0.0)
-        if not decodes or elapsed_s <= 0.0 or any(p.num_committed > 1 for p in step.passes):
+        if not num_decodes or elapsed_s <= 0.0 or reads_prompt:
             self.choice.skip()
             return  # prompt rows have a price of their own
-        num_rows = sum(len(p.rows) for p in step.passes)
-        self.cost.observe(num_rows, elapsed_s)
-        plain_s = self.cost.at(len(decodes))
-        row_s = (self.cost.at(num_rows) - plain_s) / max(1, num_rows - len(decodes))
-        self.choice.judge(own, plain_s / len(decodes), row_s, elapsed_s)
+        if self.cost.num_observed < SURE_AFTER or self._totals["steps"] % LOOK_EVERY == 0:
+            self.cost.observe(num_rows, elapsed_s)
+        if self.choice.asks_dear:
+            plain_s = self.cost.at(num_decodes)
+            row_s = (self.cost.at(num_rows) - plain_s) / max(1, num_rows - num_decodes)
+            self.choice.judge(own, plain_s / num_decodes, row_s, elapsed_s)
+        else:
+            self.choice.note(accepted, len(own), elapsed_s)
         self._allowance_s = min(MAX_ALLOWANCE_S, self._allowance_s + ALLOWANCE * elapsed_s)
 
     def _learn_bias(self, record: RequestRecord, new_token_ids: Sequence[int]) -> None:
@@ -194,26 +213,40 @@ class AutoProposer:
 
         A tree that was not verified is judged too, over several steps, as long as the output follows it."""
         tree, at = record.tree, record.at
-        if tree.confidence is None:
-            record.tree = EMPTY_TREE
+        token_ids, parents, confidence = tree.token_ids, tree.parents, tree.confidence
+        record.tree = EMPTY_TREE
+        if confidence is None:
             return
         for token in new_token_ids:
-            below = [node for node in range(at + 1, len(tree)) if tree.parents[node] == at]
-            if not below:
-                record.tree = EMPTY_TREE
+            likeliest = following = -1
+            for node in range(at + 1, len(parents)):
+                if parents[node] == at:
+                    if likeliest < 0:
+                        likeliest = node  # it stands first
+                    if token_ids[node] == token:
+                        following = node
+                        break
+            if likeliest < 0:
                 return
-            hit = tree.token_ids[below[0]] == token  # the likeliest child stands first
-            error = float(hit) - shifted(tree.confidence[below[0]], record.bias + self._shared_bias)
+            chance = shifted(confidence[likeliest], record.bias + self._shared_bias)
+            error = (following == likeliest) - chance
             record.bias = min(MAX_BIAS, max(-MAX_BIAS, record.bias + BIAS_RATE * error))
             self._shared_bias = min(MAX_BIAS, max(-MAX_BIAS, self._shared_bias + SHARED_BIAS_RATE * error))
-            at = next((node for node in below if tree.token_ids[node] == token), -1)
-            if at < 0:
-                record.tree = EMPTY_TREE
+            if following < 0:
                 return
-        record.at = at
+            at = following
+        record.tree, record.at = tree, at
 
     def _could_pay(self, num_requests: int) -> bool:
         """Would good drafts pay for a batch of this size, if they cost nothing but their rows?"""
+        if self._totals["steps"] % HOPE_EVERY == 0:
+            self._hopes.clear()
+        hope = self._hopes.get(num_requests)
+        if hope is None:
+            hope = self._hopes[num_requests] = self._has_hope(num_requests)
+        return hope
+
+    def _has_hope(self, num_requests: int) -> bool:
         plain_s = self.cost.at(num_requests)
         tokens = chance = 1.0  # of each request
         for depth in range(1, HOPED_DEPTH + 1):
@@ -250,33 +283,35 @@ class AutoProposer:
         if not asked:
             return [], 0.0
         begin_s = self.clock()
-        part = replace(step, requests=[step.requests[i] for i in asked])
-        records = [self._record(request) for request in part.requests]
-        dear_before_s = self.choice.dear_seconds()
-        trees = self.drafters.propose(part, [r.budget(budgets[i]) for r, i in zip(records, asked, strict=True)])
+        part = step
+        if len(asked) < len(step.requests):
+            part = replace(step, requests=[step.requests[i] for i in asked])
+        given = [self._record(step.requests[i]).budget(budgets[i]) for i in asked]
+        dear_before_s = self.choice.dear_s
+        trees = self.drafters.propose(part, given)
         spent_s = self.clock() - begin_s
-        # Dear members are judged by themselves: a request sleeps when the others do not pay for it.
-        cheap_s = spent_s + self._learn_s - (self.choice.dear_seconds() - dear_before_s)
-        rate = VALUE_RATE if self._totals["asked"] else 1.0
-        self._draft_s += rate * (cheap_s / len(asked) - self._draft_s)
+        num_awake = len(asked) - len(self.choice.sleepers)
+        if num_awake:
+            # Dear members are judged by themselves: a request sleeps when the others do not pay for it.
+            cheap_s = spent_s + self._learn_s - (self.choice.dear_s - dear_before_s)
+            rate = VALUE_RATE if self._totals["asked"] else 1.0
+            self._draft_s += rate * (cheap_s / num_awake - self._draft_s)
         self._totals["asked"] += len(asked)
-        self._totals["drafted_nodes"] += sum(len(tree) for tree in trees)
+        self._totals["drafted_nodes"] += sum([len(tree.token_ids) for tree in trees])
         return trees, spent_s
 
     def _choose(
         self, requests: Sequence[Request], asked: Sequence[int], drafted: Sequence[DraftTree], num_requests: int
     ) -> list[DraftTree]:
         trees = [EMPTY_TREE] * len(requests)
+        self._expected = 0.0
         if not asked:
-            self._expected = 0.0
             self._reasons["asleep"] += 1
             return trees
         records = [self._records[requests[i].request_id] for i in asked]
         trust = min(1.25, self._trust)
         chances = [
-            [trust * chance for chance in path_chances(tree, record.bias + self._shared_bias)]
-            if tree.confidence is not None
-            else []
+            path_chances(tree, record.bias + self._shared_bias, trust) if tree.confidence is not None else []
             for tree, record in zip(drafted, records, strict=True)
         ]
         selection = select(chances, num_requests, self.cost, MARGIN)
@@ -293,25 +328,33 @@ class AutoProposer:
         self._last, self._last_batch = selection, num_requests
         self._expected = sum(selection.gains) / max(trust, 1e-6)
         self._totals["offered_nodes"] += selection.num_nodes
-        for i, record, tree, keep, gain in zip(asked, records, drafted, selection.keep, selection.gains, strict=True):
+        token_s = selection.plain_s / num_requests
+        row_s = (selection.pass_s - selection.plain_s) / max(1, selection.num_nodes)
+        for position, (i, record, tree) in enumerate(zip(asked, records, drafted, strict=True)):
+            keep = selection.keep[position]
             record.tree, record.at = tree, -1
             record.follow(len(keep))
             # A tree sampled from a distribution of its own must not be pruned by what was drawn.
-            trees[i] = tree if tree.draft_probs is not None else tree.select(keep)
-            self._judge(record, len(keep), gain, selection, num_requests)
+            if len(keep) == len(tree.token_ids) or tree.draft_probs is not None:
+                trees[i] = tree
+            elif keep:
+                trees[i] = tree.select(keep)
+            if position not in self.choice.sleepers:
+                gain, num_nodes = selection.gains[position], len(keep)
+                if self.choice.asks_dear and num_nodes:  # what a dear member drafted too, it would have brought alone
+                    cheap = [node for node in keep if self.choice.is_cheap(tree, node)]
+                    gain, num_nodes = sum([chances[position][node] for node in cheap]), len(cheap)
+                self._judge(record, gain * token_s - num_nodes * row_s)
         return trees
 
-    def _judge(
-        self, record: RequestRecord, num_nodes: int, gain: float, selection: Selection, num_requests: int
-    ) -> None:
-        """Was it worth asking? Sleep longer and longer where it was not."""
-        token_s = selection.plain_s / num_requests
-        row_s = (selection.pass_s - selection.plain_s) / max(1, selection.num_nodes)
-        value_s = min(MAX_VALUE * self._draft_s, gain * token_s - num_nodes * row_s)
-        self._typical_value_s = min(MAX_VALUE * self._draft_s, self._typical_value_s)
-        self._typical_value_s += TYPICAL_RATE * (value_s - self._typical_value_s)
-        record.value_s = min(MAX_VALUE * self._draft_s, record.value_s)
-        record.value_s = max(value_s, record.value_s + VALUE_RATE * (value_s - record.value_s))
+    def _judge(self, record: RequestRecord, saved_s: float) -> None:
+        """Was it worth asking the cheap members? Sleep longer and longer where it was not."""
+        most_s = MAX_VALUE * self._draft_s
+        value_s = min(most_s, saved_s)
+        typical_s = min(most_s, self._typical_value_s)
+        self._typical_value_s = typical_s + TYPICAL_RATE * (value_s - typical_s)
+        before_s = min(most_s, record.value_s)
+        record.value_s = max(value_s, before_s + VALUE_RATE * (value_s - before_s))
         record.num_slept = 0
         pays = record.value_s > MARGIN * self._draft_s
         record.sleep = 0 if pays else min(LONGEST_SLEEP, max(1, 2 * record.sleep))

@@ -11,7 +11,7 @@ import bisect
 import itertools
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 
@@ -22,7 +22,8 @@ KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 
 GUESS_PER_ROW = 0.06  # without a calibration: each further row costs this much of the first
 LEVEL_RATE, SHAPE_RATE = 0.2, 0.03
 REPEATED_RATE, REPEATED = 0.3, 0.05  # of the shape where a knot is off by this much twice in a row, the same way
-DRAW_EVERY = 4  # steps between two looks at the bent shape: it moves slowly, looking is not free
+DRAW_EVERY = 8  # observations between two looks at the bent shape: it moves slowly, looking is not free
+DENSE_ROWS = 256  # up to here the curve is written out
 OUTLIER = 0.3  # one step moves the curve at most as if it were off by this much (in log seconds)
 CALIBRATION_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CALIBRATION_ROUNDS, CALIBRATION_S = 4, 1.0  # as many rounds as fit into the time, one at least
@@ -38,29 +39,19 @@ class PassCostModel:
         self._log_shape = [math.log(_interpolate(sorted(prior.items()), knot)) for knot in KNOTS]
         self._level, self._scale = 0.0, 1.0  # in log seconds, and in seconds
         self._curve: list[float] = []  # the shape at the knots, never falling
+        self._dense: list[float] = []  # the same at 0, 1, 2, ... rows
         self._last_error = [0.0] * len(KNOTS)
         self._last_knot = self._other_knot = -1  # seen last, and before it another one
         self.num_observed = 0
         self._draw()
 
     def at(self, rows: int) -> float:
-        right = min(max(1, bisect.bisect_left(KNOTS, rows)), len(KNOTS) - 1)
+        if rows <= DENSE_ROWS:
+            return self._scale * self._dense[rows]
+        right = min(bisect.bisect_left(KNOTS, rows), len(KNOTS) - 1)
         left_rows, left = KNOTS[right - 1], self._curve[right - 1]
         slope = (self._curve[right] - left) / (KNOTS[right] - left_rows)
         return self._scale * (left + slope * (rows - left_rows))
-
-    def from_rows(self, rows: int) -> Iterator[float]:
-        """The cost of `rows` rows, of one more, and so on without end."""
-        right = min(max(1, bisect.bisect_left(KNOTS, rows)), len(KNOTS) - 1)
-        while True:
-            left_rows, right_rows = KNOTS[right - 1], KNOTS[right]
-            left_s, right_s = self._scale * self._curve[right - 1], self._scale * self._curve[right]
-            slope = (right_s - left_s) / (right_rows - left_rows)
-            last = right == len(KNOTS) - 1
-            while last or rows <= right_rows:
-                yield left_s + slope * (rows - left_rows)
-                rows += 1
-            right += 1
 
     def observe(self, rows: int, seconds: float) -> None:
         self.num_observed += 1
@@ -94,6 +85,13 @@ class PassCostModel:
         above = list(itertools.accumulate(self._log_shape, max))
         below = list(itertools.accumulate(reversed(self._log_shape), min))[::-1]
         self._curve = [math.exp((a + b) / 2) for a, b in zip(above, below, strict=True)]
+        self._dense = [self._curve[0]]
+        knots = zip(itertools.pairwise(KNOTS), itertools.pairwise(self._curve), strict=True)
+        for (left_rows, right_rows), (left, right) in knots:
+            if left_rows > DENSE_ROWS:
+                break
+            slope = (right - left) / (right_rows - left_rows)
+            self._dense += [left + slope * i for i in range(right_rows - left_rows)]
 
     def table(self, rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)) -> dict[int, float]:
         return {count: self.at(count) for count in rows}

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.draft_counts import MEMBER_SEPARATOR
+from paceline.core.tree import DraftTree
 from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, union
 from paceline.spec.usefulness import Usefulness
 
@@ -91,7 +92,11 @@ class MemberChoice(Usefulness):
         self._cheap_needs = union([member.needs for name, member in members.items() if name not in self.dear])
         self._needs_of = {name: members[name].needs for name in self.dear}
         self._step = 0
+        self.has_trial = False
         self._step_s = 0.0
+        self.dear_s = 0.0  # host time spent on dear members so far
+        self.asks_dear = False  # in the current step
+        self.sleepers: set[int] = set()  # positions of requests for which the cheap members are not asked now
         self._cheap_tokens = 0.0  # that the cheap members bring, per request and step
         self._order: list[str] = []  # the dear ones, the most profitable first
         self._owners: dict[str, str] = {}  # a node's drafters -> whom it counts for, in that order
@@ -106,10 +111,12 @@ class MemberChoice(Usefulness):
         super().spend(member, seconds)
         if member in self.dear:
             self.dear[member].spent_s += seconds
+            self.dear_s += seconds
 
-    def dear_seconds(self) -> float:
-        """Host time spent on dear members so far."""
-        return sum(self.accounts[name].total_s for name in self.dear)
+    def is_cheap(self, tree: DraftTree, node: int) -> bool:
+        """Did none but cheap members draft it?"""
+        assert tree.members is not None
+        return self.dear.keys().isdisjoint(tree.members[node].split(MEMBER_SEPARATOR))
 
     def report(self) -> dict[str, Any]:
         """Member -> asked now or not, why, and its figures; for statistics and the server's page."""
@@ -147,15 +154,16 @@ class MemberChoice(Usefulness):
                     member.begin("trial")
                     member.profit_s, member.spread, member.tried_with = 0.0, 0.0, num_requests
             self.accounts[name].awake = member.is_asked
-        return any(member.state == "pays" for member in self.dear.values())
-
-    @property
-    def has_trial(self) -> bool:
-        return any(member.state == "trial" for member in self.dear.values())
+        states = [member.state for member in self.dear.values()]
+        self.has_trial, pays = "trial" in states, "pays" in states
+        self.asks_dear = self.has_trial or pays
+        return pays
 
     def budgets(self, member: str, budgets: list[Budget]) -> list[Budget]:
-        """A trial is made with a few requests: the others pay nothing for it."""
+        """A trial is made with a few requests: the others pay nothing for it. The cheap leave sleepers alone."""
         dear = self.dear.get(member)
+        if dear is None and self.sleepers:
+            return [NO_BUDGET if i in self.sleepers else budget for i, budget in enumerate(budgets)]
         if dear is None or dear.state != "trial":
             return budgets
         return [budget if i < TRIAL_REQUESTS else NO_BUDGET for i, budget in enumerate(budgets)]
@@ -176,18 +184,16 @@ class MemberChoice(Usefulness):
 
     def judge(self, passes: Sequence[RequestPass], token_s: float, row_s: float, step_s: float) -> None:
         """`token_s`: what a token costs plainly; `row_s`: what one more row cost in the last pass."""
-        self._step_s += (step_s - self._step_s) / min(self._step + 1, MEMORY_STEPS)
-        if not any(member.is_asked for member in self.dear.values()):
-            self._learn_cheap(sum(len(verified.accepted) for verified in passes), len(passes))
-            return
         num_rows, num_tokens = self._count(passes)
-        self._learn_cheap(sum(num_tokens[name] for name in self.accounts if name not in self.dear), len(passes))
+        self.note(sum([num_tokens[name] for name in self.accounts if name not in self.dear]), len(passes), step_s)
         for name, member in self.dear.items():
             cost_s, member.spent_s = member.spent_s, 0.0
             if member.is_asked and name in self._asked:
                 self._settle(member, token_s * num_tokens[name] - row_s * num_rows[name] - cost_s, token_s)
 
-    def _learn_cheap(self, num_tokens: int, num_passes: int) -> None:
+    def note(self, num_tokens: int, num_passes: int, step_s: float) -> None:
+        """A step, and the accepted tokens that the cheap members brought in it."""
+        self._step_s += (step_s - self._step_s) / min(self._step + 1, MEMORY_STEPS)
         self._cheap_tokens += (num_tokens / max(1, num_passes) - self._cheap_tokens) / MEMORY_STEPS
 
     def _count(self, passes: Sequence[RequestPass]) -> tuple[dict[str, int], dict[str, int]]:

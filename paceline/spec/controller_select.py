@@ -18,7 +18,7 @@ from paceline.spec.controller_cost import PassCostModel
 LEAST_CHANCE = 0.01  # below it a node is not even considered
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Selection:
     keep: list[list[int]]  # per tree: nodes kept, ascending
     gains: list[float]  # per tree: expected accepted tokens of the nodes kept
@@ -35,14 +35,14 @@ def shifted(confidence: float, bias: float) -> float:
     return odds_factor * confidence / (1.0 - confidence + odds_factor * confidence)
 
 
-def path_chances(tree: DraftTree, bias: float) -> list[float]:
-    """The chance that each node is accepted with all its ancestors; `bias` shifts the drafter's own odds."""
+def path_chances(tree: DraftTree, bias: float, trust: float = 1.0) -> list[float]:
+    """The chance that each node is accepted with all its ancestors, times `trust`; `bias` shifts the drafter's odds."""
     assert tree.confidence is not None
     odds_factor = math.exp(bias)
     chances: list[float] = []
     for parent, confidence in zip(tree.parents, tree.confidence, strict=True):
         own = odds_factor * confidence / (1.0 - confidence + odds_factor * confidence)
-        chances.append(own if parent < 0 else own * chances[parent])
+        chances.append(trust * own if parent < 0 else own * chances[parent])
     return chances
 
 
@@ -60,13 +60,12 @@ def select(
         for node, chance in enumerate(tree)
         if chance > LEAST_CHANCE
     )
-    seconds = cost.from_rows(num_requests)
-    plain_s = next(seconds)
+    plain_s = cost.at(num_requests)
     plain_rate = num_requests / plain_s
     tokens, best, best_rate, best_s, best_tokens = float(num_requests), 0, 0.0, plain_s, float(num_requests)
     for count, (negative, _, _) in enumerate(ranked, 1):
         tokens -= negative
-        pass_s = next(seconds)
+        pass_s = cost.at(num_requests + count)
         if tokens / pass_s > best_rate:
             best, best_rate, best_s, best_tokens = count, tokens / pass_s, pass_s, tokens
     loss_s = 0.0

@@ -33,13 +33,13 @@ class NgramProposer:
             self._indexes.pop(request.request_id, None)
 
     def _draft(self, request: Request, budget: Budget) -> DraftTree:
+        if budget.num_nodes < 1 or budget.max_depth < 1:
+            return EMPTY_TREE
         tokens = request.token_ids
         index = self._indexes.get(request.request_id)
         if index is None:
             index = self._indexes[request.request_id] = NgramIndex(self._sizes)
         index.extend(tokens, len(tokens) - 1)  # n-grams that end at the last token would find themselves
-        if budget.num_nodes < 1 or budget.max_depth < 1:
-            return EMPTY_TREE
         trie = Trie()
         for n, start in itertools.islice(index.matches(tokens), MAX_PLACES):
             path = copy_from(tokens, start, budget.max_depth)

@@ -52,7 +52,7 @@ class PredictionProposer:
 
     def _draft(self, request: Request, budget: Budget) -> DraftTree:
         followed = self._follow(request)
-        if followed is None:
+        if followed is None or budget.num_nodes < 1:
             return EMPTY_TREE
         for token in request.token_ids[request.num_prompt_tokens + followed.num_read :]:
             followed.alignment.read(token)

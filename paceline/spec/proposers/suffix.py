@@ -78,13 +78,13 @@ class SuffixProposer:
                 self.past.add(request.token_ids[max(0, request.num_prompt_tokens - PROMPT_TAIL) :])
 
     def _draft(self, request: Request, budget: Budget) -> DraftTree:
+        if budget.num_nodes < 1 or budget.max_depth < 1:
+            return EMPTY_TREE
         tokens = request.token_ids
         index = self._indexes.get(request.request_id)
         if index is None:
             index = self._indexes[request.request_id] = NgramIndex(self._sizes)
         index.extend(tokens, len(tokens) - 1)
-        if budget.num_nodes < 1 or budget.max_depth < 1:
-            return EMPTY_TREE
         places = list(self._places(tokens, index, budget.max_depth))
         if not places:
             return EMPTY_TREE
