@@ -132,6 +132,10 @@ class LLM:
         """One pass for everything that was submitted."""
         self.engine.core.step()
 
+    def cancel(self, job: Job) -> None:
+        """End a job now; its blocks are free when this returns."""
+        _abort(self.engine.core, job)
+
     def get_tokenizer(self) -> Tokenizer:
         return self.engine.model.tokenizer
 

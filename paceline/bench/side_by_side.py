@@ -5,15 +5,19 @@ take turns, step by step: always the one that has had the least time so far is n
 during its own steps. Whatever slows the machine down slows all of them alike.
 
 What is compared is the engine, called directly, after some other prompts of the same workload: the time that a server
-takes around its steps is not in it, nor is the start, in which `auto` finds out what pays.
+takes around its steps is not in it, nor is the start, in which `auto` finds out what pays. Users whose questions are
+all answered ask others until the last answer is there, so that the batch stays full: with drafts, answers do not end
+together, and a batch that empties says nothing about the load.
 """
 
+import gc
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
-from paceline.bench.backend import Answer, Sampling
+from paceline.bench.backend import Answer, Sampling, SpeculationCounts
 from paceline.bench.engine_backend import asked, engine_figures, fill, sampling_params
 from paceline.bench.grid import Cell, Grid, Setting
 from paceline.bench.provenance import provenance
@@ -36,11 +40,13 @@ class Lane:
         self.llm = llm
         self.spent_s = 0.0  # since the start
         self.began_s = 0.0  # what it was when the last questions came
+        self.num_emitted = 0  # tokens, since then
+        self.answers: list[Answer] = []  # to the questions that count
         self._step_began_s: float | None = None
-        self._waiting: Iterator[tuple[int, Prompt]] = iter(())
+        self._questions: Iterator[tuple[int, Prompt]] = iter(())
+        self._num_open = 0  # questions that count and are not answered yet
         self._sampling = Sampling()
-        self._running: list[tuple[Any, Answer]] = []  # jobs
-        self._answers: dict[int, Answer] = {}
+        self._running: dict[int, tuple[Any, Answer]] = {}  # number of the question -> its job, and the answer so far
         llm.engine.core.speculator.use_clock(self.now)
 
     def now(self) -> float:
@@ -49,11 +55,14 @@ class Lane:
 
     @property
     def is_busy(self) -> bool:
-        return bool(self._running)
+        return self._num_open > 0
 
-    def offer(self, prompts: Sequence[Prompt], sampling: Sampling, num_users: int) -> None:
-        self._waiting, self._sampling, self._answers = iter(list(enumerate(prompts))), sampling, {}
-        self.began_s = self.spent_s
+    def offer(self, prompts: Sequence[Prompt], others: Sequence[Prompt], sampling: Sampling, num_users: int) -> None:
+        """`others`: what is asked, round and round, by users who have nothing else to ask."""
+        self._questions = enumerate(itertools.chain(prompts, itertools.cycle(others)))
+        self.answers = [Answer(prompt.prompt_id, prompt.category, 0.0) for prompt in prompts]
+        self._sampling, self._num_open = sampling, len(prompts)
+        self.began_s, self.num_emitted = self.spent_s, 0
         for _ in range(num_users):
             self._ask_next()
 
@@ -63,29 +72,38 @@ class Lane:
             self.llm.step()
         finally:
             self.spent_s, self._step_began_s = self.now(), None
-        for job, answer in list(self._running):
-            num_tokens = job.requests[0].num_output_tokens
-            if num_tokens > answer.num_output_tokens:
-                answer.num_output_tokens = num_tokens
+        for index, (job, answer) in list(self._running.items()):
+            num_new = job.requests[0].num_output_tokens - answer.num_output_tokens
+            if num_new:
+                self.num_emitted += num_new
+                answer.num_output_tokens += num_new
                 answer.event_s.append(self.spent_s)
             if job.finished:
-                self._running.remove((job, answer))
+                del self._running[index]
                 fill(answer, job.output())
+                self._num_open -= index < len(self.answers)
                 self._ask_next()
-
-    def answers(self) -> list[Answer]:
-        return [answer for _, answer in sorted(self._answers.items())]
+        if not self.is_busy:
+            for job, _ in self._running.values():
+                self.llm.cancel(job)
+            self._running.clear()
 
     def _ask_next(self) -> None:
         """The user whose answer is complete asks the next open question."""
-        for index, prompt in self._waiting:
-            answer = self._answers[index] = Answer(prompt.prompt_id, prompt.category, self.spent_s)
+        while self.is_busy:
+            index, prompt = next(self._questions)
+            counts = index < len(self.answers)
+            answer = self.answers[index] if counts else Answer(prompt.prompt_id, prompt.category, 0.0)
+            answer.begin_s = self.spent_s
             try:
                 job = self.llm.submit(asked(prompt, self.llm.get_tokenizer()), sampling_params(self._sampling, index))
             except PacelineError as error:
+                if not counts:
+                    raise
                 answer.error = f"{type(error).__name__}: {error}"
+                self._num_open -= 1
                 continue
-            self._running.append((job, answer))
+            self._running[index] = job, answer
             return
 
 
@@ -144,18 +162,46 @@ def _measure(grid: Grid, cells: Sequence[Cell], make_engine: MakeEngine, options
     sampling = replace(grid.sampling, temperature=cell.temperature)
     num_requests = grid.requests_of(cell.load)
     count = users if options.num_warm_up is None else options.num_warm_up
+    others = take(cell.workload, users, skip=num_requests + count)
     for lane in running:
-        lane.offer(take(cell.workload, count, skip=num_requests), replace(sampling, max_tokens=WARM_UP_TOKENS), count)
+        warm_up = take(cell.workload, count, skip=num_requests)
+        lane.offer(warm_up, others, replace(sampling, max_tokens=WARM_UP_TOKENS), count)
     run_lanes(running)
-    before = {id(lane): engine_figures(lane.llm) for lane in running}
+    before = [(_counts(lane.llm), engine_figures(lane.llm)) for lane in running]
+    gc.collect()
+    gc.freeze()  # what is there stays: looking through it now and then would stop one engine or another
     for lane in running:
-        lane.offer(take(cell.workload, num_requests), sampling, users)
+        lane.offer(take(cell.workload, num_requests), others, sampling, users)
     run_lanes(running)
+    gc.unfreeze()
+    earlier = iter(before)
     for cell, found in zip(cells, lanes, strict=True):
         described = {"backend": "engine, side by side", "model": grid.model, "speculative_config": cell.setting.config}
-        if not isinstance(found, Lane):
+        if isinstance(found, Lane):
+            summary = _summary(found, *next(earlier), options)
+            yield record_of(grid, cell, found.answers, summary, described)
+        else:
             yield record_of(grid, cell, [], {}, described, str(found))
-            continue
-        figures = {name: value - before[id(found)].get(name, 0.0) for name, value in engine_figures(found.llm).items()}
-        answers = found.answers()
-        yield record_of(grid, cell, answers, summarize(answers, None, figures, options.target), described)
+
+
+def _summary(lane: Lane, counts: SpeculationCounts, figures: dict[str, float], options: RunOptions) -> dict[str, Any]:
+    """Of the time since the questions came: `counts` and `figures` are the engine's totals at that moment."""
+    now = engine_figures(lane.llm)
+    during = _counts(lane.llm)
+    during.add(counts, sign=-1)
+    for answer in lane.answers:
+        answer.counts = None  # the engine's totals count: they hold the unfinished answers too
+    summary = summarize(lane.answers, during, {k: v - figures.get(k, 0.0) for k, v in now.items()}, options.target)
+    if summary["num_failed"] < len(lane.answers):
+        wall_s = lane.spent_s - lane.began_s
+        summary |= {"wall_s": wall_s, "num_output_tokens": lane.num_emitted, "tokens_per_s": lane.num_emitted / wall_s}
+        summary["speculation"]["mean_acceptance_length"] = lane.num_emitted / max(1, during.num_steps)
+    return summary
+
+
+def _counts(llm: LLM) -> SpeculationCounts:
+    """Of all requests since the engine's start."""
+    total = SpeculationCounts()
+    for method in llm.stats()["speculation"].values():
+        total.add(SpeculationCounts(**{field.name: method[field.name] for field in fields(SpeculationCounts)}))
+    return total

@@ -31,12 +31,13 @@ from paceline.spec.services import Services
 if TYPE_CHECKING:
     from paceline.spec.config import SpeculativeConfig
 
-MARGIN = 1.15  # drafts must be expected to save this many times what they cost, in rows and in asking for them
+MARGIN = 1.3  # drafts must be expected to save this many times what they cost, in rows and in asking for them
 ALLOWANCE = 0.01  # share of the elapsed time that may go into asking sleepers and into trying what should not pay
 MAX_ALLOWANCE_S = 0.25  # what can be saved up
 FIRST_SLEEP, LONGEST_SLEEP = 4, 16  # steps; the first is for a new request where drafts have not paid lately
 BIAS_RATE, SHARED_BIAS_RATE, MAX_BIAS = 0.3, 0.05, 4.0
 VALUE_RATE = 0.3  # how quickly a request's worth follows its last drafts
+IDLE_RATE = 0.1
 TYPICAL_RATE = 0.05  # and how quickly the worth of a new request follows that of all others
 MAX_VALUE = 3.0  # times the cost of asking: however good the past was, sleep is a few useless drafts away
 TRY_EVERY = 32  # steps between two passes with drafts that should not pay, to see whether the curve still holds
@@ -44,7 +45,7 @@ TRUST_MEMORY, TRUST_PRIOR = 0.99, 5.0  # per step; and accepted tokens that full
 LEAST_ROOM, FIRST_ROOM = 4, 8  # nodes asked for
 SURE_AFTER, LOOK_EVERY = 64, 4  # passes timed one by one, at first; then every so many steps
 HOPE_EVERY = 64  # steps between two looks at which batches are hopeless
-HOPED_CHANCE, HOPED_DEPTH = 0.75, 6  # what a good drafter may reach: where that would not pay, none is tried
+HOPED_CHANCE, HOPED_DEPTH = 0.75, 6  # what a good drafter may reach: one that would not pay even so is not tried
 
 
 @dataclass(slots=True)
@@ -94,14 +95,16 @@ class AutoProposer:
         self._typical_value_s = float("inf")  # of a request nobody knows yet: worth asking
         self._draft_s = 0.0  # per request asked, with what it took to learn from the answers
         self._learn_s = 0.0  # of the last step
-        self._hopes: dict[int, bool] = {}  # requests in the batch -> could drafts pay?
+        self._idle_s = 0.0  # what observing a step takes where nobody was asked
+        self._num_awake = 0  # requests whose cheap members were asked in the last step
+        self._hopes: dict[int, float] = {}  # requests in the batch -> what good drafts would save in a step
         self._allowance_s = 0.0
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
         self._promised, self._kept_promises = 0.0, 0.0  # accepted tokens: expected, and found; both fade
         self._shared_bias = 0.0  # as a request's, for all of them
         self._expected = 0.0  # accepted tokens expected of the pass under way
         self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0, "tried_at_a_loss": 0}
-        self._own_s = 0.0
+        self._own_s = self._step_own_s = 0.0  # in all steps, and in the last one
         self._last: Selection | None = None
         self._last_batch = 0
         self._reasons: Counter[str] = Counter()  # why steps went as they did
@@ -130,14 +133,17 @@ class AutoProposer:
         end_s, dear_before_s = self.clock(), self.choice.dear_s
         self.drafters.observe(step)
         self._own_s += end_s - begin_s
-        self._learn_s = self.clock() - begin_s - (self.choice.dear_s - dear_before_s)
+        learn_s = self.clock() - begin_s - (self.choice.dear_s - dear_before_s)
+        if not self._num_awake:
+            self._idle_s += IDLE_RATE * (learn_s - self._idle_s)
+        self._learn_s = max(0.0, learn_s - self._idle_s)
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         begin_s = self.clock()
         requests = step.requests
         num_running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
         num_requests = max(num_running, len(requests))
-        dear = self.choice.begin_step(num_requests, self._could_pay(num_requests))
+        dear = self.choice.begin_step(num_requests, self._hope_s(num_requests))
         awake = self._whom_to_ask(requests)
         asked = awake
         if dear:
@@ -145,10 +151,12 @@ class AutoProposer:
         elif self.choice.has_trial:  # the first requests, whether they sleep or not
             asked = sorted({*range(min(TRIAL_REQUESTS, len(requests))), *awake})
         self.choice.sleepers = {i for i, index in enumerate(asked) if index not in awake} if asked != awake else set()
+        self._num_awake = len(awake)
         drafted, draft_s = self._ask(step, budgets, asked)
         trees = self._choose(requests, asked, drafted, num_requests)
         self._handed_over_s = self.clock()
-        self._own_s += self._handed_over_s - begin_s - draft_s
+        self._step_own_s = self._handed_over_s - begin_s - draft_s
+        self._own_s += self._step_own_s
         self._totals["steps"] += 1
         return trees
 
@@ -237,24 +245,20 @@ class AutoProposer:
             at = following
         record.tree, record.at = tree, at
 
-    def _could_pay(self, num_requests: int) -> bool:
-        """Would good drafts pay for a batch of this size, if they cost nothing but their rows?"""
+    def _hope_s(self, num_requests: int) -> float:
+        """What good drafts would save in a step of so many requests, if they cost nothing but their rows."""
         if self._totals["steps"] % HOPE_EVERY == 0:
             self._hopes.clear()
-        hope = self._hopes.get(num_requests)
-        if hope is None:
-            hope = self._hopes[num_requests] = self._has_hope(num_requests)
-        return hope
-
-    def _has_hope(self, num_requests: int) -> bool:
-        plain_s = self.cost.at(num_requests)
-        tokens = chance = 1.0  # of each request
-        for depth in range(1, HOPED_DEPTH + 1):
-            chance *= HOPED_CHANCE
-            tokens += chance
-            if tokens * plain_s > self.cost.at(num_requests * (1 + depth)):
-                return True
-        return False
+        hope_s = self._hopes.get(num_requests)
+        if hope_s is None:
+            plain_s = self.cost.at(num_requests)
+            tokens, chance, saved = 0.0, 1.0, []  # of each request
+            for depth in range(1, HOPED_DEPTH + 1):
+                chance *= HOPED_CHANCE
+                tokens += chance
+                saved.append((1.0 + tokens) * plain_s - self.cost.at(num_requests * (1 + depth)))
+            hope_s = self._hopes[num_requests] = max(saved)
+        return hope_s
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
@@ -290,12 +294,14 @@ class AutoProposer:
         dear_before_s = self.choice.dear_s
         trees = self.drafters.propose(part, given)
         spent_s = self.clock() - begin_s
-        num_awake = len(asked) - len(self.choice.sleepers)
+        num_awake = self._num_awake
         if num_awake:
             # Dear members are judged by themselves: a request sleeps when the others do not pay for it.
             cheap_s = spent_s + self._learn_s - (self.choice.dear_s - dear_before_s)
             rate = VALUE_RATE if self._totals["asked"] else 1.0
             self._draft_s += rate * (cheap_s / num_awake - self._draft_s)
+        else:  # nobody but dear members was asked: putting their trees together is for them alone
+            self.choice.charge(spent_s - (self.choice.dear_s - dear_before_s) + self._step_own_s)
         self._totals["asked"] += len(asked)
         self._totals["drafted_nodes"] += sum([len(tree.token_ids) for tree in trees])
         return trees, spent_s
@@ -328,6 +334,8 @@ class AutoProposer:
         self._last, self._last_batch = selection, num_requests
         self._expected = sum(selection.gains) / max(trust, 1e-6)
         self._totals["offered_nodes"] += selection.num_nodes
+        if self.choice.asks_dear:
+            self.choice.expect(drafted, selection.keep, chances)
         token_s = selection.plain_s / num_requests
         row_s = (selection.pass_s - selection.plain_s) / max(1, selection.num_nodes)
         for position, (i, record, tree) in enumerate(zip(asked, records, drafted, strict=True)):

@@ -26,8 +26,9 @@ from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, union
 from paceline.spec.usefulness import Usefulness
 
 TRIAL_STEPS, TRIAL_REQUESTS = 48, 2  # at most
-DOUBTS = 1.5  # standard errors by which the profit of a trial must be below zero to end it early
-PRIOR_SPREAD = 0.8  # tokens: steps that brought nothing say little, because one that brings a lot may follow
+DOUBTS = 2.5  # standard errors by which the profit of a trial must be below zero to end it early
+GAIN_SHARE = 0.9  # of what a member's tokens save; the rest is for what it costs unseen, such as keeping hidden states
+PRIOR_SPREAD = 0.5  # tokens: steps that brought nothing say little, because one that brings a lot may follow
 LONG_ENOUGH = 48  # steps after which a small loss counts as well, where it has been one for long
 ENOUGH = 1.0  # accepted tokens per request and step from the cheap members: there is little left to gain
 LEAST_STEPS = 4  # judged before any verdict
@@ -38,6 +39,7 @@ MEMORY_STEPS = 16.0  # over which a member that pays is judged
 FIRST_PAUSE, LONGEST_PAUSE = 96, 1536  # steps between two trials
 TYPICAL_STEPS, REST_STEPS = 256.0, 16  # one that has paid over so many steps only rests for a moment
 MOST_SKIPPED = 32  # steps of a trial that read prompts too: then it ends, without a verdict
+FEWER = 4  # times fewer requests than in the last trial: reason enough for another one
 TRIAL_SHARE = 0.005  # of the elapsed time, that trials which lose may take
 
 
@@ -50,6 +52,9 @@ class DearMember:
     spread: float = 0.0  # its variance
     typical_s: float = 0.0  # the profit over a long time
     spent_s: float = 0.0  # since the last step was judged
+    least_s: float = math.inf  # host time of a step in which it was asked, the least so far
+    cost_s: float = 0.0  # the same, once a trial has been lost: what it costs at any rate
+    heard_s: float = 0.0  # host time of listening before this trial
     num_judged: int = 0  # steps of this trial, or since it was over
     num_skipped: int = 0  # steps of this trial that were not: the first ones, and those that read prompts
     num_to_hear: int = 0  # steps that it still listens to
@@ -71,9 +76,9 @@ class DearMember:
         self.spread = (1.0 - weight) * (self.spread + weight * off_s * off_s)
         self.typical_s += (profit_s - self.typical_s) / TYPICAL_STEPS
 
-    def doubt_s(self, token_s: float) -> float:
+    def doubt_s(self, spread_s: float) -> float:
         """How far the profit may be off, for the few steps that it comes from."""
-        spread = max(self.spread, (PRIOR_SPREAD * token_s) ** 2)
+        spread = max(self.spread, (PRIOR_SPREAD * spread_s) ** 2)
         return math.sqrt(spread / self._num_remembered)
 
     @property
@@ -98,7 +103,8 @@ class MemberChoice(Usefulness):
         self.asks_dear = False  # in the current step
         self.sleepers: set[int] = set()  # positions of requests for which the cheap members are not asked now
         self._cheap_tokens = 0.0  # that the cheap members bring, per request and step
-        self._order: list[str] = []  # the dear ones, the most profitable first
+        self._expected: dict[str, float] = {}  # dear member -> tokens that its nodes in this pass should bring
+        self._order: list[str] = list(self.dear)  # the dear ones, the most profitable first
         self._owners: dict[str, str] = {}  # a node's drafters -> whom it counts for, in that order
 
     @property
@@ -112,6 +118,12 @@ class MemberChoice(Usefulness):
         if member in self.dear:
             self.dear[member].spent_s += seconds
             self.dear_s += seconds
+
+    def charge(self, seconds: float) -> None:
+        """What was spent for the dear members alone, though not by them."""
+        for member in self.dear.values():
+            if member.is_asked:
+                member.spent_s += seconds
 
     def is_cheap(self, tree: DraftTree, node: int) -> bool:
         """Did none but cheap members draft it?"""
@@ -133,21 +145,21 @@ class MemberChoice(Usefulness):
                 figures[name]["profit_s_per_step"] = member.profit_s
         return figures
 
-    def begin_step(self, num_requests: int, could_pay: bool = True) -> bool:
+    def begin_step(self, num_requests: int, hope_s: float = math.inf) -> bool:
         """Decide whom to ask; True where a dear member that pays is to be asked for every request.
 
-        `could_pay`: drafts for so many requests could pay at all, if they were good."""
+        `hope_s`: what good drafts for so many requests would save, before the drafter's own time."""
         self._step += 1
         for name, member in self.dear.items():
-            if not could_pay:
+            if hope_s <= member.cost_s:
                 if member.state != "asleep":
                     member.begin("asleep")
                     member.next_trial = self._step
             elif member.state == "asleep":
-                is_due = self._step >= member.next_trial or 2 * num_requests <= member.tried_with
+                is_due = self._step >= member.next_trial or FEWER * num_requests <= member.tried_with
                 if is_due and self._cheap_tokens < ENOUGH:
                     member.begin("listens")
-                    member.num_to_hear = LISTEN_STEPS
+                    member.num_to_hear, member.heard_s = LISTEN_STEPS, 0.0
             elif member.state == "listens":
                 member.num_to_hear -= 1
                 if member.num_to_hear <= 0:
@@ -189,12 +201,31 @@ class MemberChoice(Usefulness):
         for name, member in self.dear.items():
             cost_s, member.spent_s = member.spent_s, 0.0
             if member.is_asked and name in self._asked:
-                self._settle(member, token_s * num_tokens[name] - row_s * num_rows[name] - cost_s, token_s)
+                tokens = (num_tokens[name] + self._expected.get(name, num_tokens[name])) / 2
+                gain_s = GAIN_SHARE * token_s * tokens - row_s * num_rows[name]
+                self._settle(member, gain_s, cost_s, token_s * math.sqrt(min(len(passes), TRIAL_REQUESTS)))
 
     def note(self, num_tokens: int, num_passes: int, step_s: float) -> None:
         """A step, and the accepted tokens that the cheap members brought in it."""
+        for member in self.dear.values():
+            if member.state == "listens":
+                member.heard_s += member.spent_s
+                member.spent_s = 0.0
         self._step_s += (step_s - self._step_s) / min(self._step + 1, MEMORY_STEPS)
         self._cheap_tokens += (num_tokens / max(1, num_passes) - self._cheap_tokens) / MEMORY_STEPS
+
+    def expect(
+        self, trees: Sequence[DraftTree], keep: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
+    ) -> None:
+        """What the nodes offered next should bring their owners. Half of the judgement: what comes is mostly luck."""
+        self._expected = dict.fromkeys(self.dear, 0.0)
+        for tree, nodes, chance in zip(trees, keep, chances, strict=True):
+            if tree.members is not None:
+                for node in nodes:
+                    names = tree.members[node]
+                    owner = self._owners.get(names) or self._owner(names)
+                    if owner in self._expected:
+                        self._expected[owner] += chance[node]
 
     def _count(self, passes: Sequence[RequestPass]) -> tuple[dict[str, int], dict[str, int]]:
         """Member -> its nodes that were verified, and those of them whose tokens joined the output."""
@@ -230,16 +261,18 @@ class MemberChoice(Usefulness):
                 if member.num_skipped >= MOST_SKIPPED:
                     self._send_to_sleep(member)
 
-    def _settle(self, member: DearMember, profit_s: float, token_s: float) -> None:
+    def _settle(self, member: DearMember, gain_s: float, cost_s: float, spread_s: float) -> None:
+        """`spread_s`: by how much the gain differs from step to step, in the time of tokens."""
         on_trial = member.state == "trial"
         if on_trial and member.num_skipped < WARM_UP_STEPS:
             member.num_skipped += 1
             return
         member.num_judged += 1
-        member.learn(profit_s)
+        member.least_s = min(member.least_s, cost_s)
+        member.learn(gain_s - cost_s)
         if member.num_judged < LEAST_STEPS:
             return
-        doubt_s, is_over = member.doubt_s(token_s), member.num_judged >= TRIAL_STEPS
+        doubt_s, is_over = member.doubt_s(spread_s), member.num_judged >= TRIAL_STEPS
         if on_trial:
             if member.profit_s > (0.0 if is_over else doubt_s):
                 member.begin("pays")
@@ -256,8 +289,8 @@ class MemberChoice(Usefulness):
             member.begin("listens")
             member.num_to_hear = REST_STEPS
             return
-        loss_s = max(LEAST_STEPS, member.num_judged) * max(0.0, -member.profit_s)
-        member.typical_s = min(0.0, member.typical_s)
+        loss_s = member.heard_s + max(LEAST_STEPS, member.num_judged) * max(0.0, -member.profit_s)
+        member.typical_s, member.cost_s = min(0.0, member.typical_s), member.least_s
         affordable = int(loss_s / max(1e-9, TRIAL_SHARE * self._step_s))
         member.begin("asleep")
         member.next_trial = self._step + min(LONGEST_PAUSE, max(member.pause, affordable))

@@ -66,6 +66,55 @@ class Candidates:
             return False
         return sum(any(guess[1] == 0 for guess in self.guesses[child]) for child in children.values()) > 1
 
+    def teach(self, credit: Credit, new_token_ids: Sequence[int]) -> list[list[str]]:
+        """Judge every guess on the path that the tokens took; who had each token that somebody had."""
+        at = -1
+        hits: list[list[str]] = []
+        for token in new_token_ids:
+            contested = self.contested(at)
+            for child in self.children[at].values():
+                credit.record(self.guesses[child], contested, self.token_ids[child] == token)
+            following = self.children[at].get(token)
+            if following is None:
+                break
+            hits.append([guess[0] for guess in self.guesses[following]])
+            at = following
+        return hits
+
+
+class Alone:
+    """The same where one member drafted alone: most of the time, and then there is no trie to build."""
+
+    def __init__(self, member: str, tree: DraftTree) -> None:
+        self.member, self.tree = member, tree
+        self.guesses: list[Guess] = []
+        depths: list[int] = []
+        num_children: dict[int, int] = {}
+        confidence = tree.confidence
+        for node, parent in enumerate(tree.parents):
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+            rank = num_children.get(parent, 0)
+            num_children[parent] = rank + 1
+            guess = make_guess(member, depths[node], rank, None if confidence is None else confidence[node])
+            self.guesses.append(guess)
+
+    def teach(self, credit: Credit, new_token_ids: Sequence[int]) -> list[list[str]]:
+        at = -1
+        hits: list[list[str]] = []
+        token_ids, parents = self.tree.token_ids, self.tree.parents
+        for token in new_token_ids:
+            following = -1
+            for node in range(at + 1, len(parents)):
+                if parents[node] == at:
+                    credit.record((self.guesses[node],), False, token_ids[node] == token)
+                    if token_ids[node] == token:
+                        following = node
+            if following < 0:
+                break
+            hits.append([self.member])
+            at = following
+        return hits
+
 
 class MergeProposer:
     name = "merge"
@@ -93,7 +142,7 @@ class MergeProposer:
             raise InvalidOptionError(f"credit names {strangers[0]!r}, but the members are {', '.join(self.members)}")
         self.credit = Credit(credit)
         self.usefulness = Usefulness(list(self.members))
-        self._candidates: dict[str, Candidates] = {}  # request id -> what was drafted last
+        self._candidates: dict[str, Candidates | Alone] = {}  # request id -> what was drafted last
 
     def check_params(self, params: SamplingParams) -> None:
         for member in self.members.values():
@@ -136,23 +185,28 @@ class MergeProposer:
     def _join(self, request: Request, trees: dict[str, DraftTree], budget: Budget) -> DraftTree:
         if not trees:
             return EMPTY_TREE
+        if len(trees) == 1:
+            [(name, tree)] = trees.items()
+            if len(tree.token_ids) <= budget.num_nodes:
+                return self._rate(request, name, tree)
         candidates = Candidates()
         for name, tree in trees.items():
             candidates.add(name, tree)
         self._candidates[request.request_id] = candidates
-        if len(trees) == 1 and len(candidates.token_ids) == len(tree) <= budget.num_nodes:
-            return self._rate(name, tree, candidates)
         return self._select(candidates, budget.num_nodes)
 
-    def _rate(self, name: str, tree: DraftTree, candidates: Candidates) -> DraftTree:
+    def _rate(self, request: Request, name: str, tree: DraftTree) -> DraftTree:
         """One member's tree as it is, the unlikely nodes left out: `_select` without anything to choose between."""
-        chances = [self.credit.chance(guesses, contested=False) for guesses in candidates.guesses]
+        alone = Alone(name, tree)
+        self._candidates[request.request_id] = alone
+        chances = [self.credit.chance((guess,), contested=False) for guess in alone.guesses]
         paths: list[float] = []
         for parent, chance in zip(tree.parents, chances, strict=True):
             paths.append(chance if parent < 0 else chance * paths[parent])
-        rated = DraftTree(tree.token_ids, tree.parents, members=[name] * len(tree), confidence=chances)
-        keep = [node for node, path in enumerate(paths) if path >= MIN_CHANCE]
-        return rated if len(keep) == len(tree) else rated.select(keep)
+        rated = DraftTree(tree.token_ids, tree.parents, members=[name] * len(paths), confidence=chances)
+        if min(paths) >= MIN_CHANCE:
+            return rated
+        return rated.select([node for node, path in enumerate(paths) if path >= MIN_CHANCE])
 
     def _select(self, candidates: Candidates, num_nodes: int) -> DraftTree:
         """The likeliest nodes: a node's chance is its path's, so a parent always comes before its children."""
@@ -181,19 +235,8 @@ class MergeProposer:
             push(candidate, len(token_ids) - 1, -negative)
         return DraftTree(token_ids, parents, members=members, confidence=confidence)
 
-    def _learn(self, candidates: Candidates, new_token_ids: Sequence[int]) -> None:
-        at = -1
-        hits: list[list[str]] = []
-        for token in new_token_ids:
-            contested = candidates.contested(at)
-            for child in candidates.children[at].values():
-                self.credit.record(candidates.guesses[child], contested, candidates.token_ids[child] == token)
-            following = candidates.children[at].get(token)
-            if following is None:
-                break
-            hits.append([guess[0] for guess in candidates.guesses[following]])
-            at = following
-        self.usefulness.record(hits, len(new_token_ids))
+    def _learn(self, candidates: "Candidates | Alone", new_token_ids: Sequence[int]) -> None:
+        self.usefulness.record(candidates.teach(self.credit, new_token_ids), len(new_token_ids))
 
 
 def side_by_side(trees: dict[str, DraftTree], budget: Budget) -> DraftTree:
