@@ -2,8 +2,9 @@
 
 A member that reads logits or hidden states takes time for every row or level, so it has to earn it. Its profit in a
 step is what the tokens that it brought would have cost plainly, less the rows of its own nodes, less its own time, all
-of it as it really came out. What a cheap member or a more profitable one drafted too counts for them: of two dear
-members that draft the same, one is kept, not none.
+of it as it really came out. Where the cheap members bring tokens of their own a token costs less to begin with, and a
+node that a cheap member or a more profitable one drafted too counts for them: of two dear members that draft the same,
+one is kept, not none.
 
     asleep  -> listens    when its next trial is due, or at once when the batch has become much smaller; not while the
                           cheap members do so well that there is little left to gain
@@ -198,11 +199,12 @@ class MemberChoice(Usefulness):
         """`token_s`: what a token costs plainly; `row_s`: what one more row cost in the last pass."""
         num_rows, num_tokens = self._count(passes)
         self.note(sum([num_tokens[name] for name in self.accounts if name not in self.dear]), len(passes), step_s)
+        worth_s = token_s / (1.0 + self._cheap_tokens)  # what a token costs without the dear members
         for name, member in self.dear.items():
             cost_s, member.spent_s = member.spent_s, 0.0
             if member.is_asked and name in self._asked:
                 tokens = (num_tokens[name] + self._expected.get(name, num_tokens[name])) / 2
-                gain_s = GAIN_SHARE * token_s * tokens - row_s * num_rows[name]
+                gain_s = GAIN_SHARE * worth_s * tokens - row_s * num_rows[name]
                 self._settle(member, gain_s, cost_s, token_s * math.sqrt(min(len(passes), TRIAL_REQUESTS)))
 
     def note(self, num_tokens: int, num_passes: int, step_s: float) -> None:
