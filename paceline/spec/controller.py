@@ -5,9 +5,9 @@ Each step it
 2. asks the drafters, for the requests where asking has been worth the drafters' own time,
 3. keeps the nodes that raise the whole batch's expected tokens per second (controller_select.py); often that is none.
 
-A request whose drafts do not pay sleeps: its drafters are asked only now and then, paid from an allowance of a small
-share of the elapsed time, and it wakes as soon as a draft would pay. Pruning is exact: with sample-match verification
-the output does not depend on which nodes were offered.
+A request whose drafts do not pay sleeps: its drafters are asked when its text begins to repeat itself, and now and
+then, paid from an allowance of a small share of the elapsed time; it wakes as soon as a draft would pay. Pruning is
+exact: with sample-match verification the output does not depend on which nodes were offered.
 
     LLM(model, {"method": "auto"})                                the default
     LLM(model, {"method": "auto", "members": ["ngram", "suffix"], "node_budget": 16})   limits by hand
@@ -16,7 +16,7 @@ the output does not depend on which nodes were offered.
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.request import Request, RequestStatus
@@ -26,15 +26,17 @@ from paceline.spec.controller_cost import PassCostModel, calibrate
 from paceline.spec.controller_members import TRIAL_REQUESTS, MemberChoice
 from paceline.spec.controller_select import Selection, path_chances, select, shifted
 from paceline.spec.proposer import Budget, Needs, StepContext
+from paceline.spec.repeat_watch import RepeatWatch
 from paceline.spec.services import Services
 
 if TYPE_CHECKING:
     from paceline.spec.config import SpeculativeConfig
 
-MARGIN = 1.3  # drafts must be expected to save this many times what they cost, in rows and in asking for them
+MARGIN, ASK_MARGIN = 1.15, 1.3  # drafts must be expected to save so many times their rows, and the time to find them
 ALLOWANCE = 0.01  # share of the elapsed time that may go into asking sleepers and into trying what should not pay
 MAX_ALLOWANCE_S = 0.25  # what can be saved up
-FIRST_SLEEP, LONGEST_SLEEP = 4, 16  # steps; the first is for a new request where drafts have not paid lately
+FIRST_SLEEP, LONGEST_SLEEP = 4, 24  # steps; the first is for a new request where drafts have not paid lately
+LIGHT_SLEEP = 4  # steps after which a text that repeats itself wakes its request
 BIAS_RATE, SHARED_BIAS_RATE, MAX_BIAS = 0.3, 0.05, 4.0
 VALUE_RATE = 0.3  # how quickly a request's worth follows its last drafts
 IDLE_RATE = 0.1
@@ -58,6 +60,7 @@ class RequestRecord:
     at: int = -1  # the node of it that the output has reached
     num_slept: int = 0  # steps since it was last asked
     sleep: int = 0  # steps to sleep; 0: awake
+    watch: RepeatWatch = field(default_factory=RepeatWatch)  # while it sleeps
     room: int = FIRST_ROOM  # nodes to ask for: follows what was kept, because drafting takes time too
 
     def budget(self, limit: Budget) -> Budget:
@@ -271,7 +274,10 @@ class AutoProposer:
                 asked.append(i)
                 continue
             record.num_slept += 1
-            if record.num_slept >= record.sleep and self._allowance_s >= self._draft_s:
+            repeats = record.watch.repeats(request.token_ids)
+            if repeats and record.num_slept >= min(record.sleep, LIGHT_SLEEP):
+                asked.append(i)
+            elif record.num_slept >= record.sleep and self._allowance_s >= self._draft_s:
                 self._allowance_s -= self._draft_s
                 asked.append(i)
         return asked
@@ -280,7 +286,7 @@ class AutoProposer:
         record = self._records.get(request.request_id)
         if record is None:
             record = self._records[request.request_id] = RequestRecord(self._typical_value_s)
-            record.sleep = 0 if self._typical_value_s > MARGIN * self._draft_s else FIRST_SLEEP
+            record.sleep = 0 if self._typical_value_s > ASK_MARGIN * self._draft_s else FIRST_SLEEP
         return record
 
     def _ask(self, step: StepContext, budgets: Sequence[Budget], asked: Sequence[int]) -> tuple[list[DraftTree], float]:
@@ -364,7 +370,7 @@ class AutoProposer:
         before_s = min(most_s, record.value_s)
         record.value_s = max(value_s, before_s + VALUE_RATE * (value_s - before_s))
         record.num_slept = 0
-        pays = record.value_s > MARGIN * self._draft_s
+        pays = record.value_s > ASK_MARGIN * self._draft_s
         record.sleep = 0 if pays else min(LONGEST_SLEEP, max(1, 2 * record.sleep))
 
     def _reason(self) -> str:
