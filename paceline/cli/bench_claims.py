@@ -14,14 +14,14 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
     never = verbs.add_parser("never-slower", help="auto against plain and the best fixed setting, in every cell")
     never.add_argument("--setting", nargs="+", help="plain, auto and the fixed settings (default: a fair choice)")
-    never.add_argument("--quick", action="store_true", help="fewer settings, one short run of each")
+    never.add_argument("--quick", action="store_true", help="fewer settings, shorter, once (or --repeats times)")
     grid = {
         "workload": ["repetitive", "code", "chat", "random"],
         "temperature": [0.0, 1.0],
         "concurrency": [1, 2, 4, 8, 16, 32],
     }
     add_sweep_arguments(never, **grid, out="never-slower.jsonl")
-    never.set_defaults(bench_run=_never_slower)
+    never.set_defaults(bench_run=_never_slower, repeats=None)
 
     adapt = verbs.add_parser("adapt", help="random, then repetitive, then random text in one running engine")
     adapt.add_argument("--setting", nargs="+", default=["plain", "ngram:4", "suffix:8", "suffix:16"])
@@ -107,7 +107,8 @@ def _never_slower(args: argparse.Namespace) -> int:
     if args.setting is None and args.model == options.DEFAULT_MODEL:
         settings += WITH_SHIPPED_DRAFTER
     if args.quick:
-        args.repeats, args.max_tokens, args.requests_per_user = 1, min(args.max_tokens, QUICK_TOKENS), 1
+        args.max_tokens, args.requests_per_user = min(args.max_tokens, QUICK_TOKENS), 1
+    args.repeats = args.repeats or (1 if args.quick else 3)
     analysis = analyse(sweep_to_records(args, settings, side_by_side=True))
     found = verdicts(analysis)
     if not found:
