@@ -1,8 +1,8 @@
-"""All settings of a point at once, a step of one engine after a step of another.
+"""All settings of a point at once, a few steps of one engine after a few of another.
 
 A shared machine is faster now and slower then, by more than the differences that a comparison is about. So the engines
-take turns, step by step: always the one that has had the least time so far is next, and each has a clock that runs only
-during its own steps. Whatever slows the machine down slows all of them alike.
+take turns of a twentieth of a second, and each has a clock that runs only during its own steps. Whatever slows the
+machine down slows all of them alike.
 
 What is compared is the engine, called directly, after some other prompts of the same workload: the time that a server
 takes around its steps is not in it, nor is the start, in which `auto` finds out what pays. Users whose questions are
@@ -12,6 +12,7 @@ together, and a batch that empties says nothing about the load.
 
 import gc
 import itertools
+import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields, replace
@@ -29,6 +30,7 @@ from paceline.errors import InvalidOptionError, PacelineError
 from paceline.llm import LLM
 
 WARM_UP_TOKENS = 96  # of each user, before the comparison: what is compared is an engine that has been running
+TURN_S = 0.05  # a few steps of one engine, then of another
 
 MakeEngine = Callable[[Setting], LLM]
 
@@ -108,9 +110,13 @@ class Lane:
 
 
 def run_lanes(lanes: Sequence[Lane]) -> None:
-    """Until all questions are answered."""
+    """Until all questions are answered. Turns are short, in random order: nobody always comes after the same one."""
+    rng, until_s = random.Random(0), 0.0
     while busy := [lane for lane in lanes if lane.is_busy]:
-        min(busy, key=lambda lane: lane.spent_s - lane.began_s).step()
+        until_s += TURN_S
+        for lane in rng.sample(busy, len(busy)):
+            while lane.is_busy and lane.spent_s - lane.began_s < until_s:
+                lane.step()
 
 
 def run_side_by_side(

@@ -5,6 +5,7 @@ paceline serve --config config.json       options from a file, such as the one t
 """
 
 import argparse
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -104,6 +105,8 @@ def run(args: argparse.Namespace) -> int:
         enable_prefix_caching=args.prefix_caching,
         seed=args.seed,
     )
+    gc.collect()
+    gc.freeze()  # the model and the tables stay as long as the process: no collection need look through them again
     methods = [name for name, method in PROPOSERS.items() if method.per_request and name != "none"]
     return run_server(EngineBackend(llm, methods), config, args.host, args.port, args.log_level)
 

@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 MARGIN, ASK_MARGIN = 1.15, 1.3  # drafts must be expected to save so many times their rows, and the time to find them
 ALLOWANCE = 0.01  # share of the elapsed time that may go into asking sleepers and into trying what should not pay
 MAX_ALLOWANCE_S = 0.25  # what can be saved up
-FIRST_SLEEP, LONGEST_SLEEP = 4, 24  # steps; the first is for a new request where drafts have not paid lately
-LIGHT_SLEEP = 4  # steps after which a text that repeats itself wakes its request
+# Steps, powers of two: sleepers are asked in the same steps, because a few nodes may be too dear where many are not.
+FIRST_SLEEP, LONGEST_SLEEP = 4, 16  # the first is for a new request where drafts have not paid lately
+LIGHT_SLEEP = 4  # of a request whose text repeats itself
 BIAS_RATE, SHARED_BIAS_RATE, MAX_BIAS = 0.3, 0.05, 4.0
 VALUE_RATE = 0.3  # how quickly a request's worth follows its last drafts
 IDLE_RATE = 0.1
@@ -58,8 +59,7 @@ class RequestRecord:
     bias: float = 0.0  # this request's drafts are right more (or less) often than the drafters say: shift in log odds
     tree: DraftTree = EMPTY_TREE  # what the drafters proposed last, before pruning
     at: int = -1  # the node of it that the output has reached
-    num_slept: int = 0  # steps since it was last asked
-    sleep: int = 0  # steps to sleep; 0: awake
+    sleep: int = 0  # it is asked every so many steps; 0: awake
     watch: RepeatWatch = field(default_factory=RepeatWatch)  # while it sleeps
     room: int = FIRST_ROOM  # nodes to ask for: follows what was kept, because drafting takes time too
 
@@ -268,17 +268,18 @@ class AutoProposer:
     def _whom_to_ask(self, requests: Sequence[Request]) -> list[int]:
         """Indices of the requests whose drafters are asked now."""
         asked = []
+        step = self._totals["steps"]
         for i, request in enumerate(requests):
             record = self._record(request)
             if record.sleep == 0:
                 asked.append(i)
                 continue
-            record.num_slept += 1
             repeats = record.watch.repeats(request.token_ids)
-            if repeats and record.num_slept >= min(record.sleep, LIGHT_SLEEP):
-                asked.append(i)
-            elif record.num_slept >= record.sleep and self._allowance_s >= self._draft_s:
-                self._allowance_s -= self._draft_s
+            if step % min(record.sleep, LIGHT_SLEEP if repeats else record.sleep) == 0:
+                if not repeats:
+                    if self._allowance_s < self._draft_s:
+                        continue
+                    self._allowance_s -= self._draft_s
                 asked.append(i)
         return asked
 
@@ -369,7 +370,6 @@ class AutoProposer:
         self._typical_value_s = typical_s + TYPICAL_RATE * (value_s - typical_s)
         before_s = min(most_s, record.value_s)
         record.value_s = max(value_s, before_s + VALUE_RATE * (value_s - before_s))
-        record.num_slept = 0
         pays = record.value_s > ASK_MARGIN * self._draft_s
         record.sleep = 0 if pays else min(LONGEST_SLEEP, max(1, 2 * record.sleep))
 

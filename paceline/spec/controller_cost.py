@@ -24,6 +24,7 @@ LEVEL_RATE, SHAPE_RATE = 0.2, 0.03
 REPEATED_RATE, REPEATED = 0.3, 0.05  # of the shape where a knot is off by this much twice in a row, the same way
 DRAW_EVERY = 8  # observations between two looks at the bent shape: it moves slowly, looking is not free
 DENSE_ROWS = 256  # up to here the curve is written out
+LEAST_CALIBRATION, MOST_BENT = 4, 0.25  # a shape measured at so many points is bent by this much at most (log)
 OUTLIER = 0.3  # one step moves the curve at most as if it were off by this much (in log seconds)
 CALIBRATION_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CALIBRATION_ROUNDS, CALIBRATION_S = 4, 1.0  # as many rounds as fit into the time, one at least
@@ -37,6 +38,7 @@ class PassCostModel:
         if not prior:
             prior = {1: 1.0, 2: 1.0 + GUESS_PER_ROW}
         self._log_shape = [math.log(_interpolate(sorted(prior.items()), knot)) for knot in KNOTS]
+        self._measured = list(self._log_shape) if len(prior) >= LEAST_CALIBRATION else None
         self._level, self._scale = 0.0, 1.0  # in log seconds, and in seconds
         self._curve: list[float] = []  # the shape at the knots, never falling
         self._dense: list[float] = []  # the same at 0, 1, 2, ... rows
@@ -77,8 +79,11 @@ class PassCostModel:
         repeated = before * error > 0.0 and min(abs(before), abs(error)) > REPEATED
         repeated = repeated and self._other_knot >= 0 and self._last_error[self._other_knot] * error <= 0.0
         amount = error * (REPEATED_RATE if repeated else SHAPE_RATE)
-        self._log_shape[right - 1] += (1.0 - share) * amount
-        self._log_shape[right] += share * amount
+        for knot, part in ((right - 1, 1.0 - share), (right, share)):
+            bent = self._log_shape[knot] + part * amount
+            if self._measured is not None:
+                bent = min(self._measured[knot] + MOST_BENT, max(self._measured[knot] - MOST_BENT, bent))
+            self._log_shape[knot] = bent
 
     def _draw(self) -> None:
         """Between the lowest curve above all knots to the left and the highest below all knots to the right."""

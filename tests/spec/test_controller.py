@@ -192,9 +192,11 @@ def test_it_says_what_it_decided_and_why() -> None:
     decisions = replay.speculator.stats()["auto"]["decisions"]
     assert decisions["offered_nodes"] > 0 and decisions["asked"] > 0
     assert "more tokens for" in decisions["last_decision"]
-    off = Replay([_recorded("noise", 1)], {"method": "auto"}, pass_cost=DEAR_ROWS)
+    off = Replay([_recorded("noise", 2)], {"method": "auto"}, pass_cost=DEAR_ROWS)  # whose last step is no probe
     off.run()
-    assert off.speculator.stats()["auto"]["decisions"]["last_decision"].startswith("off: no draft")
+    decisions = off.speculator.stats()["auto"]["decisions"]
+    assert decisions["last_decision"].startswith("off: no draft")
+    assert decisions["reasons"]["asleep"] > 100
 
 
 def test_one_bad_knot_of_the_calibration_does_not_raise_all_above_it() -> None:
