@@ -1,7 +1,7 @@
-"""All settings of a point at once, a few steps of one engine after a few of another.
+"""All settings of a point at once, a step or two of one engine after a step or two of another.
 
 A shared machine is faster now and slower then, by more than the differences that a comparison is about. So the engines
-take turns of a twentieth of a second, and each has a clock that runs only during its own steps. Whatever slows the
+take turns of a hundredth of a second, and each has a clock that runs only during its own steps. Whatever slows the
 machine down slows all of them alike.
 
 What is compared is the engine, called directly, after some other prompts of the same workload: the time that a server
@@ -30,7 +30,7 @@ from paceline.errors import InvalidOptionError, PacelineError
 from paceline.llm import LLM
 
 WARM_UP_TOKENS = 96  # of each user, before the comparison: what is compared is an engine that has been running
-TURN_S = 0.05  # a few steps of one engine, then of another
+TURN_S = 0.01  # a step or two of one engine, then of another
 
 MakeEngine = Callable[[Setting], LLM]
 
