@@ -144,7 +144,11 @@ def start(tmp_path: Path, seconds: float, cache: Path) -> "subprocess.Popen[str]
     paths = [str(here), str(here.parent), str(here.parent.parent), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PACELINE_CACHE": str(cache)}
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
+
+    def hear_interrupts() -> None:  # a shell that starts the tests in the background has them ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment, preexec_fn=hear_interrupts)
 
 
 def wait_until_converting(worker: "subprocess.Popen[str]") -> None:
