@@ -1,10 +1,13 @@
 """Fixtures that every test may use."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from paceline.errors import InvalidOptionError
 from paceline.models.loader import LoadedModel
+from paceline.ops import native
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +24,15 @@ def smollm2_float32() -> LoadedModel:
     from paceline.models.loader import load_model
 
     return load_model("smollm2-135m", dtype="float32", device="cpu", quiet=True)
+
+
+@pytest.fixture(params=native.INSTRUCTION_SETS)
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The native kernels in every one that this machine has, in turn."""
+    best = native.instruction_set()
+    try:
+        native.select_instruction_set(request.param)
+    except InvalidOptionError:
+        pytest.skip(f"this machine has no {request.param}")
+    yield request.param
+    native.select_instruction_set(best)

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.bench.backend import Sampling
+from paceline.bench.engine_backend import asked, sampling_params
 from paceline.bench.grid import parse_setting
 from paceline.bench.workloads import Prompt, take
-from paceline.core.sampling_params import SamplingParams
 from paceline.llm import LLM
 
 PHASES = (("random", 1.0), ("repetitive", 0.0), ("random", 1.0))  # workload, temperature
@@ -71,21 +71,14 @@ def measure_adaptation(
 
 def _trace(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[tuple[float, int]]:
     """(seconds since the start, tokens so far) after every step."""
-    params = [
-        SamplingParams(
-            temperature=sampling.temperature,
-            max_tokens=sampling.max_tokens,
-            seed=sampling.seed + i,
-            ignore_eos=sampling.ignore_eos,
-        )
-        for i in range(len(prompts))
-    ]
-    chat = getattr(llm.get_tokenizer(), "has_chat_template", False)
-    asked = [llm.chat_prompt([{"role": "user", "content": p.text}]) if p.chat and chat else p.text for p in prompts]
+    params = [sampling_params(sampling, i) for i in range(len(prompts))]
+    questions = [asked(prompt, llm.get_tokenizer()) for prompt in prompts]
     before, begin_s = _emitted(llm), time.perf_counter()
     trace: list[tuple[float, int]] = []
     llm.generate(
-        asked, params, on_step=lambda done, total: trace.append((time.perf_counter() - begin_s, _emitted(llm) - before))
+        questions,
+        params,
+        on_step=lambda done, total: trace.append((time.perf_counter() - begin_s, _emitted(llm) - before)),
     )
     return trace
 

@@ -24,7 +24,7 @@ from paceline.bench.grid import Cell, Grid, Setting
 from paceline.bench.provenance import provenance
 from paceline.bench.records import Record, RecordFile
 from paceline.bench.summary import summarize
-from paceline.bench.sweep import RunOptions, line_of, record_of
+from paceline.bench.sweep import RunOptions, line_of, record_of, say_resumed, since, time_left
 from paceline.bench.workloads import Prompt, take
 from paceline.errors import InvalidOptionError, PacelineError
 from paceline.llm import LLM
@@ -134,8 +134,7 @@ def run_side_by_side(
         raise InvalidOptionError("side by side run our own engines under --concurrency: for servers and rates, sweep")
     done, points = records.done(), _points(grid)
     todo = [cells for cells in points if not all(grid.key(cell) in done for cell in cells)]
-    if len(todo) < len(points):
-        say(f"{len(points) - len(todo)} of {len(points)} points are recorded in {records.path}; going on with the rest")
+    say_resumed(len(points) - len(todo), len(points), "points", records, say)
     begin_s = time.perf_counter()
     for number, cells in enumerate(todo):
         for record in _measure(grid, cells, make_engine, options):
@@ -143,9 +142,8 @@ def run_side_by_side(
             records.append(record)
             setting = record["cell"]["setting"]
             say(f"    {setting}: {line_of(record)}")
-        left_s = (time.perf_counter() - begin_s) / (number + 1) * (len(todo) - number - 1)
         where = cells[0].title.partition(" ")[2]
-        say(f"[{number + 1}/{len(todo)}] {where} (about {left_s / 60:.0f} min left)")
+        say(f"[{number + 1}/{len(todo)}] {where} ({time_left(begin_s, number + 1, len(todo))})")
 
 
 def _points(grid: Grid) -> list[list[Cell]]:
@@ -192,12 +190,11 @@ def _measure(grid: Grid, cells: Sequence[Cell], make_engine: MakeEngine, options
 
 def _summary(lane: Lane, counts: SpeculationCounts, figures: dict[str, float], options: RunOptions) -> dict[str, Any]:
     """Of the time since the questions came: `counts` and `figures` are the engine's totals at that moment."""
-    now = engine_figures(lane.llm)
     during = _counts(lane.llm)
     during.add(counts, sign=-1)
     for answer in lane.answers:
         answer.counts = None  # the engine's totals count: they hold the unfinished answers too
-    summary = summarize(lane.answers, during, {k: v - figures.get(k, 0.0) for k, v in now.items()}, options.target)
+    summary = summarize(lane.answers, during, since(figures, engine_figures(lane.llm)), options.target)
     if summary["num_failed"] < len(lane.answers):
         wall_s = lane.spent_s - lane.began_s
         summary |= {"wall_s": wall_s, "num_output_tokens": lane.num_emitted, "tokens_per_s": lane.num_emitted / wall_s}

@@ -43,7 +43,7 @@ def run_cell(
     counts_before, figures_before = backend.counts(), backend.figures()
     answers = asyncio.run(offer(backend, take(cell.workload, num_requests), sampling, cell.load, progress))
     counts = _difference(backend.counts(), counts_before)
-    figures = {name: value - figures_before.get(name, 0.0) for name, value in backend.figures().items()}
+    figures = since(figures_before, backend.figures())
     return answers, summarize(answers, counts, figures, options.target)
 
 
@@ -59,16 +59,13 @@ def run_sweep(
     grid.check()
     done = records.done()
     todo = [cell for cell in grid.cells() if grid.key(cell) not in done]
-    if len(todo) < len(grid):
-        say(f"{len(grid) - len(todo)} of {len(grid)} runs are recorded in {records.path}; going on with the rest")
+    say_resumed(len(grid) - len(todo), len(grid), "runs", records, say)
     begin_s = time.perf_counter()
     for number, cell in enumerate(todo):
         record = _measure(grid, cell, make_backend, options)
         record["provenance"] = provenance(arguments)
         records.append(record)
-        elapsed_s = time.perf_counter() - begin_s
-        left_s = elapsed_s / (number + 1) * (len(todo) - number - 1)
-        say(f"[{number + 1}/{len(todo)}] {cell.title}: {line_of(record)} (about {left_s / 60:.0f} min left)")
+        say(f"[{number + 1}/{len(todo)}] {cell.title}: {line_of(record)} ({time_left(begin_s, number + 1, len(todo))})")
         if record["status"] == "failed" and not record["summary"].get("num_output_tokens"):
             raise BackendLostError(
                 f"{cell.title} got no answer at all: {record['error']}. The {number} runs before it are safe in "
@@ -86,6 +83,21 @@ def _measure(grid: Grid, cell: Cell, make_backend: MakeBackend, options: RunOpti
         return record_of(grid, cell, answers, summary, backend.describe())
     finally:
         backend.close()
+
+
+def say_resumed(num_done: int, total: int, what: str, records: RecordFile, say: Callable[[str], None]) -> None:
+    if num_done:
+        say(f"{num_done} of {total} {what} are recorded in {records.path}; going on with the rest")
+
+
+def time_left(begin_s: float, num_done: int, total: int) -> str:
+    left_s = (time.perf_counter() - begin_s) / num_done * (total - num_done)
+    return f"about {left_s / 60:.0f} min left"
+
+
+def since(before: dict[str, float], now: dict[str, float]) -> dict[str, float]:
+    """What a backend's totals grew by."""
+    return {name: value - before.get(name, 0.0) for name, value in now.items()}
 
 
 def record_of(

@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from paceline.core.forward import ForwardBatch
+from paceline.core.kv_tensor import allocate_kv
 from paceline.core.model_config import ModelConfig
 from paceline.errors import InvalidOptionError
 from paceline.lab.expected import expected_tokens
@@ -52,7 +53,6 @@ class AgreementMeter:
         self._texts = [(list(tokens), start) for tokens, start in texts if len(tokens) > max(start, 1)]
         if not self._texts:
             raise InvalidOptionError("there is no output to learn from: every text is as long as its prompt")
-        config = decoder.config
         self._blocks: list[list[int]] = []
         num_blocks = 0
         for tokens, _ in self._texts:
@@ -61,8 +61,7 @@ class AgreementMeter:
             num_blocks += needed
         self._scratch = num_blocks * BLOCK_SIZE  # slots [scratch, scratch + MAX_ROWS): the drafting rows' own KV
         num_slots = self._scratch + MAX_ROWS
-        shape = (config.num_layers, 2, num_slots, config.num_kv_heads, config.head_dim)
-        self._kv = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+        self._kv = allocate_kv(decoder.config, num_slots, decoder.dtype, decoder.device)
         for (tokens, _), blocks in zip(self._texts, self._blocks, strict=True):
             for begin in range(0, len(tokens), MAX_ROWS):
                 rows = DraftRows(blocks, tokens[begin : begin + MAX_ROWS], begin, num_wanted=1)

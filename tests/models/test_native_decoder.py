@@ -1,6 +1,5 @@
 """The native decoder against the torch one, and its bits against themselves in every way a pass can be cut."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from paceline.models.decoder import Decoder
 from paceline.models.layout import expected_shapes
 from paceline.models.native import NativeDecoder
 from paceline.ops import native
-from paceline.ops.native import INSTRUCTION_SETS
 from tests.forward_batches import Pool, Rows
 from tests.models.small_models import VARIANTS, hf_config_dict, tokens
 
@@ -28,17 +26,6 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.unavai
 TREE = DraftTree([3, 4, 5, 6, 7, 8, 9], [-1, 0, 0, -1, 3, 2, 4])
 # (dtype, quantization) in which bits are compared
 PATHS = [("float32", None), ("bfloat16", None), ("float16", None), ("float32", "int8"), ("float16", "gguf")]
-
-
-@pytest.fixture(params=INSTRUCTION_SETS)
-def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    best = native.instruction_set()
-    try:
-        native.select_instruction_set(request.param)
-    except InvalidOptionError:
-        pytest.skip(f"this machine has no {request.param}")
-    yield request.param
-    native.select_instruction_set(best)
 
 
 def random_weights(config: ModelConfig) -> dict[str, Tensor]:
