@@ -78,6 +78,7 @@ class Grid:
     num_requests: int | None = None  # per run; None: enough to keep every user busy
     model: str = ""
     requests_per_user: int = 2
+    least_requests: int = 4  # per run, however few users there are
 
     def check(self) -> None:
         """Raise for anything that could only fail later, before the first run."""
@@ -109,7 +110,7 @@ class Grid:
                 raise InvalidOptionError(f"temperature must be between 0 and 100, got {temperature}")
 
     def requests_of(self, load: Load) -> int:
-        return self.num_requests or max(4, self.requests_per_user * (load.concurrency or 8))
+        return self.num_requests or max(self.least_requests, self.requests_per_user * (load.concurrency or 8))
 
     def cells(self) -> Iterator[Cell]:
         """All settings of one point after each other, so that they share the machine's mood; the order rotates."""

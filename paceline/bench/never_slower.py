@@ -10,7 +10,8 @@ AUTO = "auto"
 LEAST_OF_PLAIN, LEAST_OF_BEST = 0.97, 0.95
 DEFAULT_SETTINGS = ("plain", "auto", "ngram:2", "ngram:4", "suffix:4", "suffix:8", "suffix:16")
 WITH_SHIPPED_DRAFTER = ("eagle3",)  # as well, on a model that has one: auto has it as a member
-QUICK_SETTINGS, QUICK_TOKENS = ("plain", "auto", "suffix:4", "suffix:16"), 48
+QUICK_SETTINGS, QUICK_TOKENS = ("plain", "auto", "suffix:4", "suffix:16"), 64
+LEAST_REQUESTS = 16  # a comparison to a hundredth needs some seconds of each side
 
 
 @dataclass(frozen=True, slots=True)

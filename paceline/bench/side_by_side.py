@@ -29,7 +29,8 @@ from paceline.bench.workloads import Prompt, take
 from paceline.errors import InvalidOptionError, PacelineError
 from paceline.llm import LLM
 
-WARM_UP_TOKENS = 96  # of each user, before the comparison: what is compared is an engine that has been running
+# Before the comparison: what is compared is an engine that has been running.
+WARM_UP_TOKENS, WARM_UP_REQUESTS = 96, 4  # of each request; requests at least, and one of each user
 TURN_S = 0.01  # a step or two of one engine, then of another
 
 MakeEngine = Callable[[Setting], LLM]
@@ -165,11 +166,11 @@ def _measure(grid: Grid, cells: Sequence[Cell], make_engine: MakeEngine, options
     cell, users = cells[0], cells[0].load.concurrency or 1
     sampling = replace(grid.sampling, temperature=cell.temperature)
     num_requests = grid.requests_of(cell.load)
-    count = users if options.num_warm_up is None else options.num_warm_up
+    count = max(users, WARM_UP_REQUESTS) if options.num_warm_up is None else options.num_warm_up
     others = take(cell.workload, users, skip=num_requests + count)
     for lane in running:
         warm_up = take(cell.workload, count, skip=num_requests)
-        lane.offer(warm_up, others, replace(sampling, max_tokens=WARM_UP_TOKENS), count)
+        lane.offer(warm_up, others, replace(sampling, max_tokens=WARM_UP_TOKENS), users)
     run_lanes(running)
     before = [(_counts(lane.llm), engine_figures(lane.llm)) for lane in running]
     gc.collect()

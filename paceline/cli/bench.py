@@ -97,7 +97,7 @@ def make_grid(args: argparse.Namespace, settings: list[str], loads: list[Any]) -
         Sampling(max_tokens=args.max_tokens, seed=args.seed, ignore_eos=not args.natural_end),
         args.requests,
         args.model,
-        getattr(args, "requests_per_user", 2),
+        least_requests=getattr(args, "least_requests", 4),
     )
     grid.check()
     return grid

@@ -93,6 +93,7 @@ def _never_slower(args: argparse.Namespace) -> int:
     from paceline.bench.analysis import analyse
     from paceline.bench.never_slower import (
         DEFAULT_SETTINGS,
+        LEAST_REQUESTS,
         QUICK_SETTINGS,
         QUICK_TOKENS,
         WITH_SHIPPED_DRAFTER,
@@ -107,7 +108,8 @@ def _never_slower(args: argparse.Namespace) -> int:
     if args.setting is None and args.model == options.DEFAULT_MODEL:
         settings += WITH_SHIPPED_DRAFTER
     if args.quick:
-        args.max_tokens, args.requests_per_user = min(args.max_tokens, QUICK_TOKENS), 1
+        args.max_tokens = min(args.max_tokens, QUICK_TOKENS)
+    args.least_requests = LEAST_REQUESTS
     args.repeats = args.repeats or (1 if args.quick else 3)
     analysis = analyse(sweep_to_records(args, settings, side_by_side=True))
     found = verdicts(analysis)
