@@ -1,12 +1,15 @@
 """Does the lab's model explain the sweep? Predicted against measured speedup, cell by cell.
 
 From a run come the measured acceptance (accepted tokens per pass) and the drafting time, from the plain run of the same
-repeat the level of the machine's speed, and from `curve.py` the shape: what a pass of n rows costs against one of B.
-The model then says how long the run should have taken:
+repeat what a step without drafts takes, and from `curve.py` what further rows cost on top of it. The model then says
+how long the run should have taken:
 
     passes  = tokens / (expected tokens per request and pass x requests in the pass)
-    seconds = plain run - plain passes x T(requests) + passes x (T(requests + nodes) + drafting)
+    step    = plain step + level x (T(requests + nodes) - T(requests)) + drafting
+    seconds = plain run - plain passes x plain step + passes x step
 
+Requests bring contexts to read, whatever their rows: that is in the plain step and not in T. The level is how much
+slower the machine was than when T was taken, from the plain run with the fewest users, which has the least else in it.
 The plain run's time beyond its passes (reading prompts, filling and draining the batch) is taken over as it is. The
 prediction of a cell is the median over its repeats, as the measurement is.
 """
@@ -49,38 +52,61 @@ class Prediction:
 def predictions(analysis: Analysis, curves: dict[float, PassCost]) -> list[Prediction]:
     """Of all speculative cells of our engine. `curves`: temperature -> pass cost; 0.0 stands in for others."""
     result = []
+    levels = _levels(analysis, curves)
     for (setting, point), cell in analysis.cells.items():
         plain = analysis.cells.get((PLAIN, point))
         if setting == PLAIN or plain is None or cell.speedup is None:
             continue
-        curve = curves.get(point.temperature) or curves[min(curves)]
         base = {record["cell"]["repeat"]: record["summary"] for record in plain.records}
-        pairs = [(record["summary"], base.get(record["cell"]["repeat"])) for record in cell.records]
-        found = [_predict(own, alone, curve, point.concurrency) for own, alone in pairs if alone is not None]
-        predicted = [value for value in found if value is not None]
+        predicted = []
+        for record in cell.records:
+            repeat = record["cell"]["repeat"]
+            if repeat in base:
+                level = levels.get((point.workload, point.temperature, repeat), 1.0)
+                found = _predict(record["summary"], base[repeat], _curve(curves, point.temperature), level)
+                predicted += [] if found is None else [found]
         if predicted:
             result.append(Prediction(cell, statistics.median(predicted), cell.speedup.value))
     return result
 
 
-def _predict(own: dict[str, Any], plain: dict[str, Any], curve: PassCost, concurrency: int) -> float | None:
+def _curve(curves: dict[float, PassCost], temperature: float) -> PassCost:
+    return curves.get(temperature) or curves[min(curves)]
+
+
+def _levels(analysis: Analysis, curves: dict[float, PassCost]) -> dict[tuple[str, float, int], float]:
+    """(workload, temperature, repeat) -> how much slower a step was there than when the curve was taken."""
+    levels: dict[tuple[str, float, int], float] = {}
+    plain = [cell for (setting, _), cell in analysis.cells.items() if setting == PLAIN and cell.point.concurrency]
+    for cell in sorted(plain, key=lambda cell: cell.point.concurrency):
+        for record in cell.records:
+            step_s = _plain_step_s(record["summary"])
+            where = (cell.point.workload, cell.point.temperature, record["cell"]["repeat"])
+            if step_s:
+                curve = _curve(curves, cell.point.temperature)
+                levels.setdefault(where, step_s / curve(cell.point.concurrency))
+    return levels
+
+
+def _plain_step_s(plain: dict[str, Any]) -> float | None:
+    """Of the full batch: most tokens come after such a step."""
+    step_s = (plain.get("inter_token_s") or {}).get("p50")
+    return float(step_s) if step_s else None
+
+
+def _predict(own: dict[str, Any], plain: dict[str, Any], curve: PassCost, level: float) -> float | None:
     """The speedup of a run, from its summary and that of the plain run beside it; None: a server that does not say."""
     spoken, plain_spoken, engine = own.get("speculation"), plain.get("speculation"), own.get("engine")
-    if not spoken or not plain_spoken or not engine or "num_passes" not in engine:
+    plain_step_s = _plain_step_s(plain)
+    if not spoken or not plain_spoken or not engine or "num_passes" not in engine or plain_step_s is None:
         return None
-    level = _level(plain, curve, concurrency)
     passes, plain_passes = engine["num_passes"], plain["engine"]["num_passes"]
     batch, plain_batch = spoken["num_steps"] / passes, plain_spoken["num_steps"] / plain_passes
     expected_passes = plain["num_output_tokens"] / (spoken["mean_acceptance_length"] * batch)
-    pass_s = level * curve(batch + spoken["num_draft_tokens"] / passes) + engine["draft_s"] / passes
-    wall_s = plain["wall_s"] - plain_passes * level * curve(plain_batch) + expected_passes * pass_s
+    rows = batch + spoken["num_draft_tokens"] / passes
+    step_s = plain_step_s + level * (curve(rows) - curve(plain_batch)) + engine["draft_s"] / passes
+    wall_s = plain["wall_s"] - plain_passes * plain_step_s + expected_passes * step_s
     return float(plain["wall_s"] / wall_s)
-
-
-def _level(plain: dict[str, Any], curve: PassCost, concurrency: int) -> float:
-    """How much slower the machine was than when the curve was taken: a step of the full batch, then and now."""
-    step_s = (plain.get("inter_token_s") or {}).get("p50")
-    return step_s / curve(concurrency) if step_s and concurrency else 1.0
 
 
 def chart(found: list[Prediction]) -> LineChart:

@@ -1,7 +1,8 @@
 """What the target really said, kept for replay: prompts, outputs, and its likeliest tokens after every row verified.
 
 One JSON line per request. Drafters that look only at tokens need no more than the output. Token recycling learns from
-the target's likeliest tokens, after rejected nodes too: a recording made while recycling drafts holds both.
+the target's likeliest tokens, after rejected nodes too: a recording made while recycling drafts large trees (`RICH`)
+holds both.
 """
 
 import json
@@ -17,6 +18,7 @@ from torch import Tensor
 from paceline.bench.backend import Sampling
 from paceline.bench.workloads import Prompt
 from paceline.core.sampling_params import SamplingParams
+from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError
 from paceline.llm import LLM
 from paceline.spec.proposer import RequestPass, StepContext
@@ -24,6 +26,9 @@ from paceline.spec.speculator import Speculator
 from paceline.spec.top_tokens import top_tokens
 
 NUM_TOP_TOKENS = 8
+RICH: dict[str, Any] = {"method": "recycling", "num_speculative_tokens": 8, "node_budget": 96}
+
+Note = tuple[int, list[int], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +43,15 @@ class Recorded:
     temperature: float
     vocab_size: int
     seed: int = 0
-    rejected: list[tuple[int, int, list[int]]] = field(default_factory=list)
-    """(output position, token, the target's likeliest tokens after it) of nodes that were verified and not accepted."""
+    rejected: list[Note] = field(default_factory=list)
+    """(output position, path, the target's likeliest tokens after it) of nodes that were verified and not accepted. The
+    path begins with the token that stood, wrongly, at that position."""
 
 
 def record(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[Recorded]:
     """Run the prompts (together, as the engine batches them) and keep what the target said.
 
-    An engine that drafts with `recycling` leaves the richest recording."""
+    An engine that drafts as in `RICH` leaves the richest recording."""
     params = [
         SamplingParams(
             temperature=sampling.temperature,
@@ -61,7 +67,7 @@ def record(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[Reco
     asked = [llm.chat_prompt([{"role": "user", "content": p.text}]) if p.chat and chat else p.text for p in prompts]
     vocab_size = llm.engine.model.decoder.config.vocab_size
     recorded = []
-    rejected: dict[str, list[tuple[int, int, list[int]]]] = defaultdict(list)
+    rejected: dict[str, list[Note]] = defaultdict(list)
     with _listening(llm.engine.core.speculator, rejected):
         outputs = llm.generate(asked, params)
     for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
@@ -86,7 +92,7 @@ def record(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[Reco
 
 
 @contextmanager
-def _listening(speculator: Speculator, rejected: dict[str, list[tuple[int, int, list[int]]]]) -> Iterator[None]:
+def _listening(speculator: Speculator, rejected: dict[str, list[Note]]) -> Iterator[None]:
     """Hear what the proposers hear: the logits of every row, where any of them asks for logits."""
     observe = speculator.observe
 
@@ -103,16 +109,27 @@ def _listening(speculator: Speculator, rejected: dict[str, list[tuple[int, int, 
         del speculator.observe  # the class's own shows again
 
 
-def _note_rejected(verified: RequestPass, logits: Tensor, notes: list[tuple[int, int, list[int]]]) -> None:
+def _note_rejected(verified: RequestPass, logits: Tensor, notes: list[Note]) -> None:
     tree = verified.draft
     if verified.logits_row < 0 or not tree:
         return
     first = verified.logits_row + 1
     position = verified.request.num_output_tokens - len(verified.new_token_ids)
     likeliest = top_tokens(logits[first : first + len(tree)], NUM_TOP_TOKENS).tolist()
-    for node, (token, depth, top) in enumerate(zip(tree.token_ids, tree.depths(), likeliest, strict=True)):
-        if node not in verified.accepted:
-            notes.append((position + depth - 1, token, top))
+    for (at, path), top in zip(rejected_paths(tree, verified.accepted, position), likeliest, strict=True):
+        if path:
+            notes.append((at, path, top))
+
+
+def rejected_paths(tree: DraftTree, accepted: Sequence[int], position: int) -> list[tuple[int, list[int]]]:
+    """For each node the output position where its path leaves the output, and its tokens from there on.
+
+    The path of an accepted node is empty. `position`: of the tree's first level."""
+    found: list[tuple[int, list[int]]] = []
+    for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True)):
+        at, path = (position, []) if parent < 0 else found[parent]
+        found.append((at + 1, []) if node in accepted else (at, [*path, token]))
+    return found
 
 
 def save_recording(recorded: Sequence[Recorded], path: str | Path) -> None:
@@ -130,5 +147,5 @@ def load_recording(path: str | Path) -> list[Recorded]:
 
 
 def _decode(fields: dict[str, Any]) -> Recorded:
-    fields["rejected"] = [(position, token, top) for position, token, top in fields.get("rejected", ())]
+    fields["rejected"] = [(position, list(path), top) for position, path, top in fields.get("rejected", ())]
     return Recorded(**fields)

@@ -5,12 +5,11 @@ they would in a closed loop of `concurrency` users; drafters see the same tokens
 as in a live run. A clock that adds the measured cost of each pass gives the expected speed as well.
 
 One thing is not in a recording: what the target would say after a node that was never verified. Drafters that learn
-from logits (token recycling) are shown, for a rejected node, what was recorded nearest by after the same token.
+from logits (token recycling) are shown, for a rejected node, the best guess that the recording holds (opinions.py).
 """
 
 import itertools
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.bench.recording import Recorded
+from paceline.bench.opinions import Opinions
+from paceline.bench.recording import Recorded, rejected_paths
 from paceline.core.request import Request, RequestStatus
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
@@ -90,7 +90,7 @@ class Replay:
         self.result = ReplayResult()
         self._recorded = {f"replay-{i}": one for i, one in enumerate(recorded)}
         self._waiting = iter(self._recorded.items())
-        self._rejected = {name: _by_token(one) for name, one in self._recorded.items()}
+        self._opinions = Opinions(self._recorded)
         self._concurrency = concurrency
         self._pass_cost = pass_cost
         self._on_draft = on_draft
@@ -183,24 +183,18 @@ class Replay:
         if not self.speculator.needs.logits:
             verified.draft, verified.accepted = tree, accepted
             return
-        truth = self._recorded[verified.request.request_id]
+        name = verified.request.request_id
+        truth = self._recorded[name]
         shown: list[int] = []
-        for node, depth in enumerate(tree.depths()):
+        for node, (at, path) in enumerate(rejected_paths(tree, accepted, position)):
             if tree.parents[node] >= 0 and tree.parents[node] not in shown:
                 continue
-            top: list[int] | None = truth.top_token_ids[position + depth] if node in accepted else None
-            if node not in accepted:
-                top = self._nearest(verified.request.request_id, position + depth - 1, tree.token_ids[node])
+            top = self._opinions.after(name, at, path) if path else truth.top_token_ids[at]
             if top is not None:
                 shown.append(node)
                 logits.append(top)
         verified.draft = tree.select(shown)
         verified.accepted = [shown.index(node) for node in accepted]
-
-    def _nearest(self, request_id: str, position: int, token: int) -> list[int] | None:
-        """What the target said after this token where it was rejected, in this request, nearest to the position."""
-        notes = self._rejected[request_id].get(token)
-        return None if notes is None else min(notes, key=lambda note: abs(note[0] - position))[1]
 
     def _dense(self, top_token_ids: Sequence[Sequence[int]]) -> Tensor:  # [rows, vocab]
         vocab_size = next(iter(self._recorded.values())).vocab_size
@@ -208,14 +202,6 @@ class Replay:
         for row, tokens in enumerate(top_token_ids):
             logits[row, tokens] = -torch.arange(len(tokens), dtype=torch.float32)
         return logits
-
-
-def _by_token(one: Recorded) -> dict[int, list[tuple[int, list[int]]]]:
-    """Token -> (position, likeliest tokens after it) for each time it was rejected."""
-    notes: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
-    for position, token, top in one.rejected:
-        notes[token].append((position, top))
-    return dict(notes)
 
 
 def _request(name: str, one: Recorded) -> Request:

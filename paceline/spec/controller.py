@@ -6,8 +6,8 @@ Each step it
 3. keeps the nodes that raise the whole batch's expected tokens per second (controller_select.py); often that is none.
 
 A request whose drafts do not pay sleeps: its drafters are asked when its text begins to repeat itself, and now and
-then, paid from an allowance of a small share of the elapsed time; it wakes as soon as a draft would pay. Pruning is
-exact: with sample-match verification the output does not depend on which nodes were offered.
+then, all of it paid from an allowance of a small share of the elapsed time; it wakes as soon as a draft would pay.
+Pruning is exact: with sample-match verification the output does not depend on which nodes were offered.
 
     LLM(model, {"method": "auto"})                                the default
     LLM(model, {"method": "auto", "members": ["ngram", "suffix"], "node_budget": 16})   limits by hand
@@ -36,7 +36,7 @@ MARGIN, ASK_MARGIN = 1.15, 1.3  # drafts must be expected to save so many times 
 ALLOWANCE = 0.01  # share of the elapsed time that may go into asking sleepers and into trying what should not pay
 MAX_ALLOWANCE_S = 0.25  # what can be saved up
 # Steps, powers of two: sleepers are asked in the same steps, because a few nodes may be too dear where many are not.
-FIRST_SLEEP, LONGEST_SLEEP = 4, 16  # the first is for a new request where drafts have not paid lately
+FIRST_SLEEP, LONGEST_SLEEP = 4, 64  # the first is for a new request where drafts have not paid lately
 LIGHT_SLEEP = 4  # of a request whose text repeats itself
 BIAS_RATE, SHARED_BIAS_RATE, MAX_BIAS = 0.3, 0.05, 4.0
 VALUE_RATE = 0.3  # how quickly a request's worth follows its last drafts
@@ -44,9 +44,9 @@ IDLE_RATE = 0.1  # how quickly the cost of a step with nobody asked is learned
 TYPICAL_RATE = 0.05  # and how quickly the worth of a new request follows that of all others
 MAX_VALUE = 3.0  # times the cost of asking: however good the past was, sleep is a few useless drafts away
 TRY_EVERY = 32  # steps between two passes with drafts that should not pay, to see whether the curve still holds
-TRUST_MEMORY, TRUST_PRIOR = 0.99, 5.0  # per step; and accepted tokens that full trust counts for
-LEAST_ROOM, FIRST_ROOM = 4, 8  # nodes asked for
-SURE_AFTER, LOOK_EVERY = 64, 4  # passes timed one by one, at first; then every so many steps
+TRUST_MEMORY, TRUST_PRIOR = 0.98, 5.0  # per step looked at; and accepted tokens that full trust counts for
+LEAST_ROOM, FIRST_ROOM = 8, 16  # nodes asked for
+SURE_AFTER, LOOK_EVERY = 64, 4  # passes looked at one by one, at first; then every so many steps
 HOPE_EVERY = 64  # steps between two looks at which batches are hopeless
 HOPED_CHANCE, HOPED_DEPTH = 0.75, 6  # what a good drafter may reach: one that would not pay even so is not tried
 
@@ -105,7 +105,8 @@ class AutoProposer:
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
         self._promised, self._kept_promises = 0.0, 0.0  # accepted tokens: expected, and found; both fade
         self._shared_bias = 0.0  # as a request's, for all of them
-        self._expected = 0.0  # accepted tokens expected of the pass under way
+        self._looks = True  # is the pass under way looked at?
+        self._expected = 0.0  # accepted tokens expected of it
         self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0, "tried_at_a_loss": 0}
         self._own_s = self._step_own_s = 0.0  # in all steps, and in the last one
         self._last: Selection | None = None
@@ -147,6 +148,8 @@ class AutoProposer:
         num_running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
         num_requests = max(num_running, len(requests))
         dear = self.choice.begin_step(num_requests, self._hope_s(num_requests))
+        is_sure = self.cost.num_observed >= SURE_AFTER and not self.choice.has_trial
+        self._looks = not is_sure or self._totals["steps"] % LOOK_EVERY == 0
         awake = self._whom_to_ask(requests)
         asked = awake
         if dear:
@@ -156,7 +159,7 @@ class AutoProposer:
         self.choice.sleepers = {i for i, index in enumerate(asked) if index not in awake} if asked != awake else set()
         self._num_awake = len(awake)
         drafted, draft_s = self._ask(step, budgets, asked)
-        trees = self._choose(requests, asked, drafted, num_requests)
+        trees = self._choose(requests, asked, drafted, num_requests, draft_s)
         self._handed_over_s = self.clock()
         self._step_own_s = self._handed_over_s - begin_s - draft_s
         self._own_s += self._step_own_s
@@ -193,6 +196,10 @@ class AutoProposer:
             return
         elapsed_s = now_s - self._handed_over_s
         self._handed_over_s = None
+        if not self._looks:
+            self.choice.pass_over()
+            self._allowance_s = min(MAX_ALLOWANCE_S, self._allowance_s + ALLOWANCE * elapsed_s)
+            return
         num_decodes = num_rows = accepted = 0
         reads_prompt = False
         own = []
@@ -209,14 +216,14 @@ class AutoProposer:
         if not num_decodes or elapsed_s <= 0.0 or reads_prompt:
             self.choice.skip()
             return  # prompt rows have a price of their own
-        if self.cost.num_observed < SURE_AFTER or self._totals["steps"] % LOOK_EVERY == 0:
-            self.cost.observe(num_rows, elapsed_s)
+        self.cost.observe(num_rows, elapsed_s, num_decodes)
         if self.choice.asks_dear:
-            plain_s = self.cost.at(num_decodes)
-            row_s = (self.cost.at(num_rows) - plain_s) / max(1, num_rows - num_decodes)
-            self.choice.judge(own, plain_s / num_decodes, row_s, elapsed_s)
+            plain_s = self.cost.at(num_decodes, num_decodes)
+            row_s = (self.cost.at(num_rows, num_decodes) - plain_s) / max(1, num_rows - num_decodes)
+            ask_s = self._draft_s * self._num_awake
+            self.choice.judge(own, plain_s / num_decodes, row_s, elapsed_s, ask_s / num_decodes)
         else:
-            self.choice.note(accepted, len(own), elapsed_s)
+            self.choice.note(accepted, num_rows - num_decodes, len(own), elapsed_s)
         self._allowance_s = min(MAX_ALLOWANCE_S, self._allowance_s + ALLOWANCE * elapsed_s)
 
     def _learn_bias(self, record: RequestRecord, new_token_ids: Sequence[int]) -> None:
@@ -254,12 +261,12 @@ class AutoProposer:
             self._hopes.clear()
         hope_s = self._hopes.get(num_requests)
         if hope_s is None:
-            plain_s = self.cost.at(num_requests)
+            plain_s = self.cost.at(num_requests, num_requests)
             tokens, chance, saved = 0.0, 1.0, []  # of each request
             for depth in range(1, HOPED_DEPTH + 1):
                 chance *= HOPED_CHANCE
                 tokens += chance
-                saved.append((1.0 + tokens) * plain_s - self.cost.at(num_requests * (1 + depth)))
+                saved.append((1.0 + tokens) * plain_s - self.cost.at(num_requests * (1 + depth), num_requests))
             hope_s = self._hopes[num_requests] = max(saved)
         return hope_s
 
@@ -268,19 +275,17 @@ class AutoProposer:
     def _whom_to_ask(self, requests: Sequence[Request]) -> list[int]:
         """Indices of the requests whose drafters are asked now."""
         asked = []
-        step = self._totals["steps"]
+        step, records = self._totals["steps"], self._records
         for i, request in enumerate(requests):
-            record = self._record(request)
-            if record.sleep == 0:
-                asked.append(i)
-                continue
-            repeats = record.watch.repeats(request.token_ids)
-            if step % min(record.sleep, LIGHT_SLEEP if repeats else record.sleep) == 0:
-                if not repeats:
-                    if self._allowance_s < self._draft_s:
-                        continue
-                    self._allowance_s -= self._draft_s
-                asked.append(i)
+            record = records.get(request.request_id) or self._record(request)
+            sleep = record.sleep
+            if sleep:
+                if step % min(sleep, LIGHT_SLEEP) or self._allowance_s < self._draft_s:
+                    continue
+                if step % sleep and not record.watch.repeats(request.token_ids):
+                    continue
+                self._allowance_s -= self._draft_s
+            asked.append(i)
         return asked
 
     def _record(self, request: Request) -> RequestRecord:
@@ -314,7 +319,12 @@ class AutoProposer:
         return trees, spent_s
 
     def _choose(
-        self, requests: Sequence[Request], asked: Sequence[int], drafted: Sequence[DraftTree], num_requests: int
+        self,
+        requests: Sequence[Request],
+        asked: Sequence[int],
+        drafted: Sequence[DraftTree],
+        num_requests: int,
+        drafting_s: float,
     ) -> list[DraftTree]:
         trees = [EMPTY_TREE] * len(requests)
         self._expected = 0.0
@@ -327,13 +337,13 @@ class AutoProposer:
             path_chances(tree, record.bias + self._shared_bias, trust) if tree.confidence is not None else []
             for tree, record in zip(drafted, records, strict=True)
         ]
-        selection = select(chances, num_requests, self.cost, MARGIN)
+        selection = select(chances, num_requests, self.cost, MARGIN, drafting_s)
         due = self._totals["steps"] % TRY_EVERY == 0
         if due and selection.num_nodes == 0 and 0.0 < selection.loss_s <= self._allowance_s:
             self._allowance_s -= selection.loss_s
             self._totals["tried_at_a_loss"] += 1
             self._reasons["probe"] += 1
-            selection = select(chances, num_requests, self.cost, MARGIN, force=True)
+            selection = select(chances, num_requests, self.cost, MARGIN, drafting_s, force=True)
         elif selection.num_nodes:
             self._reasons["pays"] += 1
         else:
@@ -341,9 +351,10 @@ class AutoProposer:
         self._last, self._last_batch = selection, num_requests
         self._expected = sum(selection.gains) / max(trust, 1e-6)
         self._totals["offered_nodes"] += selection.num_nodes
-        if self.choice.asks_dear:
+        if self.choice.asks_dear and self._looks:
             self.choice.expect(drafted, selection.keep, chances)
-        token_s = selection.plain_s / num_requests
+        # Without the cheap members' drafts a token would cost what it costs with the dear ones' alone, or plainly.
+        token_s = selection.token_s if self.choice.asks_dear else selection.plain_s / num_requests
         row_s = (selection.pass_s - selection.plain_s) / max(1, selection.num_nodes)
         for position, (i, record, tree) in enumerate(zip(asked, records, drafted, strict=True)):
             keep = selection.keep[position]

@@ -1,10 +1,15 @@
-"""What a step of n rows costs, learned while the engine runs.
+"""What a step of n rows for b requests costs, learned while the engine runs.
 
-The curve is kept at a few row counts (knots) with straight lines between them. Every step that only decodes is one
-observation: the curve's level follows quickly (other load on the machine, a growing context), its shape slowly. What
-decides about speculation is the shape: how much more a pass of 9 rows takes than a pass of 1.
+    seconds = level x shape(rows) + request_s x requests
 
-Before the first step the shape comes from a short calibration of the model itself, where one is at hand.
+The shape is kept at a few row counts (knots) with straight lines between them. Before the first step it comes from a
+short calibration of the model itself, where one is at hand. Every step that only decodes is one observation: level and
+request_s follow quickly (a Kalman filter of two numbers), the shape slowly.
+
+What decides about speculation is what one more row costs, and that is why the requests have a term of their own: they
+bring contexts to read and answers to take in, however many rows they have. Steps without drafts cannot tell the two
+apart. Then most of what the calibration did not foresee is laid to the requests, and the first drafts show the truth:
+an error to that side is found out, while rows that are thought too dear are never tried.
 """
 
 import bisect
@@ -20,12 +25,17 @@ from paceline.spec.services import Services
 
 KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 GUESS_PER_ROW = 0.06  # without a calibration: each further row costs this much of the first
-LEVEL_RATE, SHAPE_RATE = 0.2, 0.03
+SHAPE_RATE = 0.03
+# Standard deviations: of the level (relative) and of request_s (in passes of one row), at first, gained from one
+# observation to the next, and at most; and of an observation (relative).
+FIRST_DOUBT, GAINED_DOUBT, MOST_DOUBT = (0.15, 0.05), (0.03, 0.005), (0.3, 0.1)
+NOISE = 0.1
+FAR_OFF = 3.0  # times faster or slower than calibrated: then only the shape is taken from the calibration
 REPEATED_RATE, REPEATED = 0.3, 0.05  # of the shape where a knot is off by this much twice in a row, the same way
 DRAW_EVERY = 8  # observations between two looks at the bent shape: it moves slowly, looking is not free
 DENSE_ROWS = 256  # up to here the curve is written out
 LEAST_CALIBRATION, MOST_BENT = 4, 0.25  # a shape measured at so many points is bent by this much at most (log)
-OUTLIER = 0.3  # one step moves the curve at most as if it were off by this much (in log seconds)
+OUTLIER = 0.3  # one step moves the curve at most as if it were off by this share
 CALIBRATION_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 CALIBRATION_ROUNDS, CALIBRATION_S = 4, 1.0  # as many rounds as fit into the time, one at least
 
@@ -39,34 +49,67 @@ class PassCostModel:
             prior = {1: 1.0, 2: 1.0 + GUESS_PER_ROW}
         self._log_shape = [math.log(_interpolate(sorted(prior.items()), knot)) for knot in KNOTS]
         self._measured = list(self._log_shape) if len(prior) >= LEAST_CALIBRATION else None
-        self._level, self._scale = 0.0, 1.0  # in log seconds, and in seconds
+        self._level, self._request_s = 1.0, 0.0
+        self._spread = [0.0, 0.0, 0.0]  # variance of the level, covariance, variance of request_s
         self._curve: list[float] = []  # the shape at the knots, never falling
         self._dense: list[float] = []  # the same at 0, 1, 2, ... rows
         self._last_error = [0.0] * len(KNOTS)
         self._last_knot = self._other_knot = -1  # seen last, and before it another one
         self.num_observed = 0
         self._draw()
+        self._doubt(FIRST_DOUBT)
 
-    def at(self, rows: int) -> float:
+    def at(self, rows: int, requests: int = 0) -> float:
+        return self._level * self._shape(rows) + self._request_s * requests
+
+    def between(self, fewest: int, most: int, requests: int) -> list[float]:
+        """The same for each number of rows from the fewest to the most."""
+        if most > DENSE_ROWS:
+            return [self.at(rows, requests) for rows in range(fewest, most + 1)]
+        level, requests_s = self._level, self._request_s * requests
+        return [level * shape + requests_s for shape in self._dense[fewest : most + 1]]
+
+    def _shape(self, rows: int) -> float:
         if rows <= DENSE_ROWS:
-            return self._scale * self._dense[rows]
+            return self._dense[rows]
         right = min(bisect.bisect_left(KNOTS, rows), len(KNOTS) - 1)
         left_rows, left = KNOTS[right - 1], self._curve[right - 1]
         slope = (self._curve[right] - left) / (KNOTS[right] - left_rows)
-        return self._scale * (left + slope * (rows - left_rows))
+        return left + slope * (rows - left_rows)
 
-    def observe(self, rows: int, seconds: float) -> None:
+    def observe(self, rows: int, seconds: float, requests: int = 0) -> None:
         self.num_observed += 1
-        error = math.log(seconds / self.at(rows))
-        if self.num_observed == 1:
-            self._level += error  # the prior's scale says nothing
+        expected_s = self.at(rows, requests)
+        if self.num_observed == 1 and (self._measured is None or not 1 / FAR_OFF < seconds / expected_s < FAR_OFF):
+            self._level *= seconds / expected_s  # the scale of a guess says nothing, nor does that of another machine
+            self._doubt(FIRST_DOUBT)
         else:
-            error = min(OUTLIER, max(-OUTLIER, error))
-            self._level += LEVEL_RATE * error
-            self._bend(rows, error)
-        self._scale = math.exp(self._level)
+            error_s = min(OUTLIER * expected_s, max(-OUTLIER * expected_s, seconds - expected_s))
+            self._correct(self._shape(rows), requests, error_s, NOISE * expected_s)
+            self._bend(rows, error_s / expected_s)
         if self.num_observed % DRAW_EVERY == 0:
             self._draw()
+
+    def _correct(self, shape: float, requests: int, error_s: float, noise_s: float) -> None:
+        """A Kalman filter's step: the error is laid to what is known least."""
+        level, both, request = self._spread
+        unit = self._level * self._dense[1]
+        level = min(level + (GAINED_DOUBT[0] * self._level) ** 2, (MOST_DOUBT[0] * self._level) ** 2)
+        request = min(request + (GAINED_DOUBT[1] * unit) ** 2, (MOST_DOUBT[1] * unit) ** 2)
+        most = 0.999 * math.sqrt(level * request)
+        both = min(most, max(-most, both))
+        to_level, to_request = level * shape + both * requests, both * shape + request * requests
+        share = 1.0 / (shape * to_level + requests * to_request + noise_s * noise_s)
+        self._level += share * to_level * error_s
+        self._request_s = max(0.0, self._request_s + share * to_request * error_s)
+        self._spread = [
+            level - share * to_level * to_level,
+            both - share * to_level * to_request,
+            request - share * to_request * to_request,
+        ]
+
+    def _doubt(self, doubts: tuple[float, float]) -> None:
+        self._spread = [(doubts[0] * self._level) ** 2, 0.0, (doubts[1] * self._level * self._dense[1]) ** 2]
 
     def _bend(self, rows: int, error: float) -> None:
         """A knot that is wrong again in one direction, while another is not, is moved quickly."""
@@ -99,7 +142,8 @@ class PassCostModel:
             self._dense += [left + slope * i for i in range(right_rows - left_rows)]
 
     def table(self, rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)) -> dict[int, float]:
-        return {count: self.at(count) for count in rows}
+        """Of one request."""
+        return {count: self.at(count, 1) for count in rows}
 
 
 def _interpolate(points: list[tuple[int, float]], rows: int) -> float:

@@ -10,7 +10,8 @@ one is kept, not none.
                           cheap members do so well that there is little left to gain
     listens -> trial      after some steps: it has seen enough to draft from
     trial   -> pays, or asleep, as soon as its profit is clearly above or below zero
-    pays    -> asleep     when its profit is clearly below zero; one that usually pays first rests, and listens on
+    pays    -> asleep     when its profit is clearly below zero
+             -> listens   instead of asleep where it usually pays: it rests, for a little longer each time
 
 A sleeper costs nothing: it hears of nothing, and what it alone needs is not computed. After each trial that loses, the
 next one comes later and later, so that all trials together stay a small share of the time.
@@ -27,21 +28,24 @@ from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, union
 from paceline.spec.usefulness import Usefulness
 
 TRIAL_STEPS, TRIAL_REQUESTS = 48, 2  # at most
-DOUBTS = 2.5  # standard errors by which the profit of a trial must be below zero to end it early
-GAIN_SHARE = 0.9  # of what a member's tokens save; the rest is for what it costs unseen, such as keeping hidden states
+DOUBTS = 2.0  # standard errors by which the profit of a trial must be below zero to end it early
+GAIN_SHARE = 0.95  # of what a member's tokens save; the rest is for what it costs unseen, such as keeping hidden states
 PRIOR_SPREAD = 0.5  # tokens: steps that brought nothing say little, because one that brings a lot may follow
-LONG_ENOUGH = 48  # steps after which a small loss counts as well, where it has been one for long
+LONG_ENOUGH = 24  # steps after which a small loss counts as well, where it has been one for long
 ENOUGH = 1.0  # accepted tokens per request and step from the cheap members: there is little left to gain
 LEAST_STEPS = 4  # judged before any verdict
 NO_BUDGET = Budget(0, 0)
 LISTEN_STEPS = 12  # before a trial, where it has missed something
 WARM_UP_STEPS = 2  # of a trial, not judged
-MEMORY_STEPS = 16.0  # over which a member that pays is judged
+MEMORY_STEPS = 16.0  # looked at, over which a member that pays is judged
 FIRST_PAUSE, LONGEST_PAUSE = 96, 1536  # steps between two trials
-TYPICAL_STEPS, REST_STEPS = 256.0, 16  # one that has paid over so many steps only rests for a moment
+TYPICAL_STEPS = 128.0  # one that has paid over so many steps
+FIRST_REST, LONGEST_REST = 16, 128  # steps: only rests, and listens meanwhile
+KNOWN_STEPS = 32  # after which a member is known at all
 MOST_SKIPPED = 32  # steps of a trial that read prompts too: then it ends, without a verdict
+GROWING_SHARE = 0.25  # of the time that a trial takes, at least, grows with the requests
 FEWER = 4  # times fewer requests than in the last trial: reason enough for another one
-TRIAL_SHARE = 0.005  # of the elapsed time, that trials which lose may take
+TRIAL_SHARE = 0.01  # of the elapsed time, that trials which lose may take
 
 
 @dataclass(slots=True)
@@ -55,12 +59,14 @@ class DearMember:
     spent_s: float = 0.0  # since the last step was judged
     least_s: float = math.inf  # host time of a step in which it was asked, the least so far
     cost_s: float = 0.0  # the same, once a trial has been lost: what it costs at any rate
-    heard_s: float = 0.0  # host time of listening before this trial
+    unjudged_s: float = 0.0  # host time of listening before this trial, and of its steps that were not judged
     num_judged: int = 0  # steps of this trial, or since it was over
     num_skipped: int = 0  # steps of this trial that were not: the first ones, and those that read prompts
     num_to_hear: int = 0  # steps that it still listens to
     next_trial: int = 0  # step
     pause: int = FIRST_PAUSE
+    rest: int = FIRST_REST
+    num_known: int = 0  # steps that the long-time profit comes from
     tried_with: int = 0  # requests in the batch of the last trial
 
     @property
@@ -75,7 +81,12 @@ class DearMember:
         off_s = profit_s - self.profit_s
         self.profit_s += weight * off_s
         self.spread = (1.0 - weight) * (self.spread + weight * off_s * off_s)
-        self.typical_s += (profit_s - self.typical_s) / TYPICAL_STEPS
+        self.num_known += 1
+        self.typical_s += (profit_s - self.typical_s) / min(self.num_known, TYPICAL_STEPS)
+
+    @property
+    def usually_pays(self) -> bool:
+        return self.num_known >= KNOWN_STEPS and self.typical_s > 0.0
 
     def doubt_s(self, spread_s: float) -> float:
         """How far the profit may be off, for the few steps that it comes from."""
@@ -97,6 +108,7 @@ class MemberChoice(Usefulness):
         }
         self._cheap_needs = union([member.needs for name, member in members.items() if name not in self.dear])
         self._needs_of = {name: members[name].needs for name in self.dear}
+        self._needs: dict[tuple[str, ...], Needs] = {}  # who is not asleep -> what everybody needs
         self._step = 0
         self.has_trial = False
         self._step_s = 0.0
@@ -104,6 +116,7 @@ class MemberChoice(Usefulness):
         self.asks_dear = False  # in the current step
         self.sleepers: set[int] = set()  # positions of requests for which the cheap members are not asked now
         self._cheap_tokens = 0.0  # that the cheap members bring, per request and step
+        self._cheap_nodes = 0.0  # and for how many nodes
         self._expected: dict[str, float] = {}  # dear member -> tokens that its nodes in this pass should bring
         self._order: list[str] = list(self.dear)  # the dear ones, the most profitable first
         self._owners: dict[str, str] = {}  # a node's drafters -> whom it counts for, in that order
@@ -111,8 +124,11 @@ class MemberChoice(Usefulness):
     @property
     def needs(self) -> Needs:
         """Of everybody but the sleepers."""
-        awake = [self._needs_of[name] for name, member in self.dear.items() if member.state != "asleep"]
-        return union([self._cheap_needs, *awake])
+        awake = tuple([name for name, member in self.dear.items() if member.state != "asleep"])
+        needs = self._needs.get(awake)
+        if needs is None:
+            needs = self._needs[awake] = union([self._cheap_needs, *[self._needs_of[name] for name in awake]])
+        return needs
 
     def spend(self, member: str, seconds: float) -> None:
         super().spend(member, seconds)
@@ -152,7 +168,7 @@ class MemberChoice(Usefulness):
         `hope_s`: what good drafts for so many requests would save, before the drafter's own time."""
         self._step += 1
         for name, member in self.dear.items():
-            if hope_s <= member.cost_s:
+            if hope_s <= member.cost_s * max(1.0, 1.0 + GROWING_SHARE * (num_requests / TRIAL_REQUESTS - 1.0)):
                 if member.state != "asleep":
                     member.begin("asleep")
                     member.next_trial = self._step
@@ -160,7 +176,7 @@ class MemberChoice(Usefulness):
                 is_due = self._step >= member.next_trial or FEWER * num_requests <= member.tried_with
                 if is_due and self._cheap_tokens < ENOUGH:
                     member.begin("listens")
-                    member.num_to_hear, member.heard_s = LISTEN_STEPS, 0.0
+                    member.num_to_hear, member.unjudged_s = LISTEN_STEPS, 0.0
             elif member.state == "listens":
                 member.num_to_hear -= 1
                 if member.num_to_hear <= 0:
@@ -195,11 +211,17 @@ class MemberChoice(Usefulness):
     def record(self, hits: Sequence[Sequence[str]], num_tokens: int) -> None:
         """Merge's verdict on what was drafted; judged here instead is what was offered."""
 
-    def judge(self, passes: Sequence[RequestPass], token_s: float, row_s: float, step_s: float) -> None:
-        """`token_s`: what a token costs plainly; `row_s`: what one more row cost in the last pass."""
-        num_rows, num_tokens = self._count(passes)
-        self.note(sum([num_tokens[name] for name in self.accounts if name not in self.dear]), len(passes), step_s)
-        worth_s = token_s / (1.0 + self._cheap_tokens)  # what a token costs without the dear members
+    def judge(
+        self, passes: Sequence[RequestPass], token_s: float, row_s: float, step_s: float, ask_s: float = 0.0
+    ) -> None:
+        """`token_s`: what a token costs plainly; `row_s`: what one more row cost in the last pass; `ask_s`: what the
+        cheap members took, per request."""
+        num_rows, num_tokens, num_cheap = self._count(passes)
+        self.note(
+            num_cheap, sum([len(verified.draft) for verified in passes]) - sum(num_rows.values()), len(passes), step_s
+        )
+        # what a token costs without the dear members
+        worth_s = (token_s + row_s * self._cheap_nodes + ask_s) / (1.0 + self._cheap_tokens)
         for name, member in self.dear.items():
             cost_s, member.spent_s = member.spent_s, 0.0
             if member.is_asked and name in self._asked:
@@ -207,14 +229,21 @@ class MemberChoice(Usefulness):
                 gain_s = GAIN_SHARE * worth_s * tokens - row_s * num_rows[name]
                 self._settle(member, gain_s, cost_s, token_s * math.sqrt(min(len(passes), TRIAL_REQUESTS)))
 
-    def note(self, num_tokens: int, num_passes: int, step_s: float) -> None:
-        """A step, and the accepted tokens that the cheap members brought in it."""
+    def note(self, num_tokens: int, num_nodes: int, num_passes: int, step_s: float) -> None:
+        """A step, the accepted tokens that the cheap members brought in it, and for how many nodes."""
         for member in self.dear.values():
             if member.state == "listens":
-                member.heard_s += member.spent_s
+                member.unjudged_s += member.spent_s
                 member.spent_s = 0.0
         self._step_s += (step_s - self._step_s) / min(self._step + 1, MEMORY_STEPS)
         self._cheap_tokens += (num_tokens / max(1, num_passes) - self._cheap_tokens) / MEMORY_STEPS
+        self._cheap_nodes += (num_nodes / max(1, num_passes) - self._cheap_nodes) / MEMORY_STEPS
+
+    def pass_over(self) -> None:
+        """A step that nobody looks at."""
+        for member in self.dear.values():
+            member.unjudged_s += member.spent_s
+            member.spent_s = 0.0
 
     def expect(
         self, trees: Sequence[DraftTree], keep: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
@@ -229,23 +258,29 @@ class MemberChoice(Usefulness):
                     if owner in self._expected:
                         self._expected[owner] += chance[node]
 
-    def _count(self, passes: Sequence[RequestPass]) -> tuple[dict[str, int], dict[str, int]]:
-        """Member -> its nodes that were verified, and those of them whose tokens joined the output."""
-        num_rows, num_tokens = dict.fromkeys(self.accounts, 0), dict.fromkeys(self.accounts, 0)
-        order = sorted(self.dear, key=lambda name: -self.dear[name].profit_s)
-        if order != self._order:
-            self._order = order
-            self._owners.clear()
+    def _count(self, passes: Sequence[RequestPass]) -> tuple[dict[str, int], dict[str, int], int]:
+        """Dear member -> its nodes that were verified, and those of them whose tokens joined the output; and how many
+        tokens joined it from the cheap ones."""
+        num_rows, num_tokens, num_cheap = dict.fromkeys(self.dear, 0), dict.fromkeys(self.dear, 0), 0
+        if len(self.dear) > 1:
+            order = sorted(self.dear, key=lambda name: -self.dear[name].profit_s)
+            if order != self._order:
+                self._order = order
+                self._owners.clear()
         for verified in passes:
             members = verified.draft.members
             if members is None:
                 continue
             owners = [self._owners.get(names) or self._owner(names) for names in members]
             for owner in owners:
-                num_rows[owner] += 1
+                if owner in num_rows:
+                    num_rows[owner] += 1
             for node in verified.accepted[: len(verified.new_token_ids)]:
-                num_tokens[owners[node]] += 1
-        return num_rows, num_tokens
+                if owners[node] in num_tokens:
+                    num_tokens[owners[node]] += 1
+                else:
+                    num_cheap += 1
+        return num_rows, num_tokens, num_cheap
 
     def _owner(self, names: str) -> str:
         """Whom a node counts for, of those who drafted it: a cheap member, or else the most profitable one."""
@@ -256,8 +291,8 @@ class MemberChoice(Usefulness):
 
     def skip(self) -> None:
         """A step that says nothing of drafts, because it read prompts: neither cost nor gain, but time of a trial."""
+        self.pass_over()
         for member in self.dear.values():
-            member.spent_s = 0.0
             if member.state == "trial":
                 member.num_skipped += 1
                 if member.num_skipped >= MOST_SKIPPED:
@@ -268,6 +303,7 @@ class MemberChoice(Usefulness):
         on_trial = member.state == "trial"
         if on_trial and member.num_skipped < WARM_UP_STEPS:
             member.num_skipped += 1
+            member.unjudged_s += cost_s
             return
         member.num_judged += 1
         member.least_s = min(member.least_s, cost_s)
@@ -278,7 +314,7 @@ class MemberChoice(Usefulness):
         if on_trial:
             if member.profit_s > (0.0 if is_over else doubt_s):
                 member.begin("pays")
-                member.pause = FIRST_PAUSE
+                member.pause, member.rest = FIRST_PAUSE, FIRST_REST
             elif is_over or member.profit_s < -DOUBTS * doubt_s:
                 self._send_to_sleep(member)
         else:
@@ -287,12 +323,12 @@ class MemberChoice(Usefulness):
                 self._send_to_sleep(member)
 
     def _send_to_sleep(self, member: DearMember) -> None:
-        if member.state == "pays" and member.typical_s > 0.0:  # what comes next, another request perhaps, may suit it
+        if member.usually_pays:  # what comes next, another request perhaps, may suit it
             member.begin("listens")
-            member.num_to_hear = REST_STEPS
+            member.num_to_hear, member.rest = member.rest, min(LONGEST_REST, 2 * member.rest)
             return
-        loss_s = member.heard_s + max(LEAST_STEPS, member.num_judged) * max(0.0, -member.profit_s)
-        member.typical_s, member.cost_s = min(0.0, member.typical_s), member.least_s
+        loss_s = member.unjudged_s + max(LEAST_STEPS, member.num_judged) * max(0.0, -member.profit_s)
+        member.cost_s = member.least_s
         affordable = int(loss_s / max(1e-9, TRIAL_SHARE * self._step_s))
         member.begin("asleep")
         member.next_trial = self._step + min(LONGEST_PAUSE, max(member.pause, affordable))

@@ -3,9 +3,10 @@
 A node brings the chance that its whole path is accepted. All requests' nodes are ranked together by that chance (a
 parent never ranks below its child, so any first n of them are trees), and n is chosen to maximize
 
-    (requests + the n largest chances) / T(requests + n)         T: the learned cost of a pass of that many rows
+    (requests + the n largest chances) / (drafting + T(requests + n))     T: the learned cost of a step of so many rows
 
-n = 0 is plain decoding. One sort and one walk decide for the batch.
+What drafting took is spent already, whatever is chosen; the dearer it was, the more of it should be used. n = 0 is
+plain decoding. One sort and one walk decide for the batch.
 """
 
 import math
@@ -25,7 +26,8 @@ class Selection:
     num_nodes: int
     plain_s: float  # expected time of the pass without drafts
     pass_s: float  # and with the nodes kept
-    speedup: float  # expected, over plain decoding
+    speedup: float  # expected, over plain decoding, drafting not counted
+    token_s: float  # what a token of the next pass costs, drafting counted; at most what it costs plainly
     loss_s: float  # where nothing pays: what the best non-empty choice would lose; 0.0 otherwise
 
 
@@ -51,23 +53,27 @@ def select(
     num_requests: int,  # in the next pass, with or without a tree
     cost: PassCostModel,
     margin: float,  # the nodes must save this many times what they cost, else none are kept
+    drafting_s: float = 0.0,  # what it took to draft them
     force: bool = False,  # take the best non-empty choice even where it loses
 ) -> Selection:
     # (-chance, tree, node): at equal chance a parent stands before its child, because its number is smaller
-    ranked = sorted(
+    ranked = [
         (-chance, i, node)
         for i, tree in enumerate(chances)
         for node, chance in enumerate(tree)
         if chance > LEAST_CHANCE
-    )
-    plain_s = cost.at(num_requests)
+    ]
+    ranked.sort()
+    seconds = cost.between(num_requests, num_requests + len(ranked), num_requests)
+    plain_s = seconds[0]
     plain_rate = num_requests / plain_s
-    tokens, best, best_rate, best_s, best_tokens = float(num_requests), 0, 0.0, plain_s, float(num_requests)
+    tokens, best, best_rate, best_tokens = float(num_requests), 0, 0.0, float(num_requests)
     for count, (negative, _, _) in enumerate(ranked, 1):
         tokens -= negative
-        pass_s = cost.at(num_requests + count)
-        if tokens / pass_s > best_rate:
-            best, best_rate, best_s, best_tokens = count, tokens / pass_s, pass_s, tokens
+        rate = tokens / (drafting_s + seconds[count])
+        if rate > best_rate:
+            best, best_rate, best_tokens = count, rate, tokens
+    best_s = seconds[best]
     loss_s = 0.0
     saved_s, spent_s = (best_tokens - num_requests) / plain_rate, best_s - plain_s
     if best and saved_s < margin * spent_s:
@@ -81,4 +87,7 @@ def select(
         gains[i] -= negative
     for nodes in keep:
         nodes.sort()
-    return Selection(keep, gains, best, plain_s, best_s, best_rate / plain_rate if best else 1.0, loss_s)
+    speedup, token_s = 1.0, 1.0 / plain_rate
+    if best:
+        speedup, token_s = best_tokens / best_s / plain_rate, min(token_s, (drafting_s + best_s) / best_tokens)
+    return Selection(keep, gains, best, plain_s, best_s, speedup, token_s, loss_s)

@@ -9,7 +9,7 @@ One step, seen from here: the target pass verified the drafts -> `observe(step)`
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -37,8 +37,7 @@ def union(needs: Sequence[Needs]) -> Needs:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
+class Budget(NamedTuple):
     """How much one request's next tree may hold."""
 
     num_nodes: int

@@ -49,7 +49,8 @@ class Speculator:
     @property
     def needs(self) -> Needs:
         """What all proposers in use need together, in the next step: grows when a request brings a new method."""
-        return union([proposer.needs for proposer in list(self._proposers.values())])
+        needs = [proposer.needs for proposer in list(self._proposers.values())]
+        return needs[0] if len(needs) == 1 else union(needs)
 
     @property
     def max_nodes(self) -> int:
@@ -89,20 +90,20 @@ class Speculator:
 
     def propose(self, step: StepContext) -> list[DraftTree]:
         trees = [EMPTY_TREE] * len(step.requests)
-        for method, indices in self._by_method(step.requests).items():
-            requests = [step.requests[i] for i in indices]
-            budgets = [self._budget(request) for request in requests]
-            part = replace(step, requests=requests)
+        for method, (indices, budgets) in self._by_method(step.requests).items():
+            part = step
+            if len(indices) < len(step.requests):
+                part = replace(step, requests=[step.requests[i] for i in indices])
             stats = self._stats[method]
             begin_s = time.perf_counter()
             drafts = self._proposer(method).propose(part, budgets)
-            stats.spend(time.perf_counter() - begin_s, requests)
-            stats.num_proposals += len(requests)
+            stats.spend(time.perf_counter() - begin_s, part.requests)
+            stats.num_proposals += len(indices)
             for i, tree, budget in zip(indices, drafts, budgets, strict=True):
-                if __debug__ and tree:
-                    check_tree(tree, budget, self._services.vocab_size, method)
-                named = not tree or tree.members is not None
-                trees[i] = tree if named else replace(tree, members=[method] * len(tree))
+                if tree.token_ids:
+                    if __debug__:
+                        check_tree(tree, budget, self._services.vocab_size, method)
+                    trees[i] = tree if tree.members is not None else replace(tree, members=[method] * len(tree))
         return trees
 
     def stats(self) -> dict[str, Any]:
@@ -135,21 +136,22 @@ class Speculator:
             self._choices[request.request_id] = chosen
         return chosen
 
-    def _by_method(self, requests: Sequence[Request]) -> dict[str, list[int]]:
-        """Indices of the requests that each method drafts for; a request with no room for a draft is left out."""
-        groups: dict[str, list[int]] = defaultdict(list)
+    def _by_method(self, requests: Sequence[Request]) -> dict[str, tuple[list[int], list[Budget]]]:
+        """Method -> indices of the requests that it drafts for, and their budgets; who has no room is left out."""
+        groups: dict[str, tuple[list[int], list[Budget]]] = {}
         for i, request in enumerate(requests):
-            budget = self._budget(request)
-            if min(budget.num_nodes, budget.max_depth) > 0:
-                groups[self._choice(request).method].append(i)
+            chosen = self._choice(request)
+            depth = min(chosen.num_speculative_tokens, request.max_draft_depth)
+            nodes = chosen.node_budget
+            if nodes <= chosen.num_speculative_tokens:  # room for one path: it must not become two short ones
+                nodes = min(nodes, depth)
+            if nodes > 0 and depth > 0:
+                group = groups.get(chosen.method)
+                if group is None:
+                    group = groups[chosen.method] = [], []
+                group[0].append(i)
+                group[1].append(Budget(nodes, depth))
         return groups
-
-    def _budget(self, request: Request) -> Budget:
-        chosen = self._choice(request)
-        depth = min(chosen.num_speculative_tokens, request.max_draft_depth)
-        if chosen.node_budget <= chosen.num_speculative_tokens:  # room for one path: it must not become two short ones
-            return Budget(min(chosen.node_budget, depth), depth)
-        return Budget(chosen.node_budget, depth)
 
 
 def check_tree(tree: DraftTree, budget: Budget, vocab_size: int, method: str) -> None:

@@ -24,5 +24,5 @@ def _one(i: int, first: float, num_tokens: int) -> Recorded:
         tokens.append(fork(tokens[-1])[rng.random() >= first])
     top = [fork(token) for token in tokens[:-1]]
     # after each wrong guess, too, the target's opinion is known: a fork like any other
-    rejected = [(position, token, fork(token)) for position, pair in enumerate(top) for token in pair]
+    rejected = [(position, [token], fork(token)) for position, pair in enumerate(top) for token in pair]
     return Recorded(f"made-up-{i}", "toy", prompt, tokens[1:], top, 0.0, VOCAB_SIZE, rejected=rejected)

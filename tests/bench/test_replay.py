@@ -8,9 +8,11 @@ import pytest
 
 from paceline.bench.backend import Sampling
 from paceline.bench.live import live_acceptance_length
-from paceline.bench.recording import Recorded, load_recording, record, save_recording
+from paceline.bench.opinions import Opinions
+from paceline.bench.recording import Recorded, load_recording, record, rejected_paths, save_recording
 from paceline.bench.replay import Replay
 from paceline.bench.workloads import Prompt
+from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError
 from paceline.lab.pass_cost import PassCost
 from paceline.llm import LLM
@@ -47,6 +49,25 @@ def test_drafters_that_read_logits_learn_from_rejected_nodes_too(recorded: list[
     assert Replay(alone, config).run().mean_acceptance_length == pytest.approx(live, rel=0.03)
     blind = [replace(one, rejected=[]) for one in alone]
     assert Replay(blind, config).run().num_drafts < Replay(alone, config).run().num_drafts
+
+
+def test_rejected_nodes_are_noted_by_where_they_leave_the_output() -> None:
+    #          root -> 5 -> 6 (accepted: 5)      7 -> 8
+    tree = DraftTree([5, 6, 7, 8], [-1, 0, -1, 2])
+    assert rejected_paths(tree, [0], 10) == [(11, []), (11, [6]), (10, [7]), (10, [7, 8])]
+
+
+def test_the_nearest_opinion_is_taken_where_the_very_node_is_not_recorded() -> None:
+    top = [[1], [2], [3], [4]]
+    first = Recorded("a", "toy", [9], [1, 2, 3, 4], top, 0.0, 16, rejected=[(2, [7], [70]), (2, [7, 8], [80])])
+    other = Recorded("b", "toy", [9], [5, 6, 5, 6], [[50], [60], [51], [61]], 0.0, 16)
+    opinions = Opinions({"a": first, "b": other})
+    assert opinions.after("a", 2, [7, 8]) == [80]  # this very node
+    assert opinions.after("a", 1, [7, 8]) == [80]  # the same pair, elsewhere
+    assert opinions.after("a", 0, [3, 7]) == [70]  # the same token
+    assert opinions.after("a", 0, [5, 6]) == [51]  # the same pair, in another answer
+    assert opinions.after("b", 3, [6]) == [51]  # the output's own tokens say something as well
+    assert opinions.after("a", 0, [15]) is None
 
 
 def test_plain_decoding_costs_what_the_curve_says(recorded: list[Recorded]) -> None:

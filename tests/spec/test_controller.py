@@ -56,6 +56,26 @@ def test_one_stall_does_not_bend_the_curve() -> None:
     assert model.at(9) / model.at(1) == pytest.approx(1.5, rel=0.02)
 
 
+def test_what_requests_cost_is_not_laid_to_their_rows() -> None:
+    """Contexts add half to every pass, and no drafts have shown yet what rows cost: the calibration does."""
+    calibrated = {1: 0.006, 8: 0.010, 16: 0.014, 32: 0.024, 64: 0.044}
+    model = PassCostModel(calibrated)
+    for _ in range(64):
+        model.observe(16, 0.021, 16)
+    assert model.at(16, 16) == pytest.approx(0.021, rel=0.02)
+    assert model.at(32, 16) - model.at(16, 16) == pytest.approx(0.010, rel=0.15)
+
+
+def test_drafts_show_whether_rows_or_requests_are_dear() -> None:
+    calibrated = {1: 0.006, 8: 0.010, 16: 0.014, 32: 0.024, 64: 0.044}
+    model = PassCostModel(calibrated)
+    rng = random.Random(0)
+    for _ in range(200):  # the machine has become half as fast again for everything
+        rows = rng.choice([16, 16, 24, 32])
+        model.observe(rows, 1.5 * PassCost.of(calibrated)(rows), 16)
+    assert model.at(32, 16) - model.at(16, 16) == pytest.approx(0.015, rel=0.1)
+
+
 @given(st.lists(st.tuples(st.integers(1, 1500), st.floats(1e-4, 10.0)), max_size=50))
 def test_more_rows_never_cost_less(observations: list[tuple[int, float]]) -> None:
     model = PassCostModel()

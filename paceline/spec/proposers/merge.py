@@ -151,12 +151,13 @@ class MergeProposer:
                 check(params)
 
     def observe(self, step: StepContext) -> None:
-        for verified in step.passes:
-            candidates = self._candidates.pop(verified.request.request_id, None)
-            if candidates is not None:
-                self._learn(candidates, verified.new_token_ids)
-        for request in step.gone:
-            self._candidates.pop(request.request_id, None)
+        if self._candidates:
+            for verified in step.passes:
+                candidates = self._candidates.pop(verified.request.request_id, None)
+                if candidates is not None:
+                    self._learn(candidates, verified.new_token_ids)
+            for request in step.gone:
+                self._candidates.pop(request.request_id, None)
         parting = StepContext([], gone=step.gone)
         for name, member in self.members.items():
             told = self.usefulness.is_told(name, member.needs)
