@@ -97,12 +97,12 @@ def _plain_step_s(plain: dict[str, Any]) -> float | None:
 def _predict(own: dict[str, Any], plain: dict[str, Any], curve: PassCost, level: float) -> float | None:
     """The speedup of a run, from its summary and that of the plain run beside it; None: a server that does not say."""
     spoken, plain_spoken, engine = own.get("speculation"), plain.get("speculation"), own.get("engine")
-    plain_step_s = _plain_step_s(plain)
-    if not spoken or not plain_spoken or not engine or "num_passes" not in engine or plain_step_s is None:
+    if not spoken or not plain_spoken or not engine or "num_passes" not in engine:
         return None
     passes, plain_passes = engine["num_passes"], plain["engine"]["num_passes"]
     batch, plain_batch = spoken["num_steps"] / passes, plain_spoken["num_steps"] / plain_passes
     expected_passes = plain["num_output_tokens"] / (spoken["mean_acceptance_length"] * batch)
+    plain_step_s = _plain_step_s(plain) or level * curve(plain_batch)
     rows = batch + spoken["num_draft_tokens"] / passes
     step_s = plain_step_s + level * (curve(rows) - curve(plain_batch)) + engine["draft_s"] / passes
     wall_s = plain["wall_s"] - plain_passes * plain_step_s + expected_passes * step_s
