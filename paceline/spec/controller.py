@@ -13,6 +13,7 @@ Pruning is exact: with sample-match verification the output does not depend on w
     LLM(model, {"method": "auto", "members": ["ngram", "suffix"], "node_budget": 16})   limits by hand
 """
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -44,11 +45,13 @@ IDLE_RATE = 0.1  # how quickly the cost of a step with nobody asked is learned
 TYPICAL_RATE = 0.05  # and how quickly the worth of a new request follows that of all others
 MAX_VALUE = 3.0  # times the cost of asking: however good the past was, sleep is a few useless drafts away
 TRY_EVERY = 32  # steps between two passes with drafts that should not pay, to see whether the curve still holds
-TRUST_MEMORY, TRUST_PRIOR = 0.98, 5.0  # per step looked at; and accepted tokens that full trust counts for
+TRUST_MEMORY, TRUST_PRIOR = 0.92, 5.0  # per step looked at; and accepted tokens that full trust counts for
 LEAST_ROOM, FIRST_ROOM = 8, 16  # nodes asked for
 SURE_AFTER, LOOK_EVERY = 64, 4  # passes looked at one by one, at first; then every so many steps
+PEAK_MEMORY = 0.9  # per step, of how many requests there were
 HOPE_EVERY = 64  # steps between two looks at which batches are hopeless
-HOPED_CHANCE, HOPED_DEPTH = 0.75, 6  # what a good drafter may reach: one that would not pay even so is not tried
+# What a dear drafter may reach at best, and a cheap one that copies: where even that would not pay, nobody is asked.
+HOPED_CHANCE, COPIED_CHANCE, HOPED_DEPTH = 0.75, 0.95, 6
 
 
 @dataclass(slots=True)
@@ -71,6 +74,11 @@ class RequestRecord:
             self.room *= 2
         elif 4 * num_kept < self.room:
             self.room = max(LEAST_ROOM, self.room // 2)
+
+
+def _gains(chance: float) -> list[float]:
+    """Tokens accepted of a chain, by its length, where each of its nodes is right with this chance."""
+    return list(itertools.accumulate(chance**depth for depth in range(1, HOPED_DEPTH + 1)))
 
 
 class AutoProposer:
@@ -99,8 +107,10 @@ class AutoProposer:
         self._draft_s = 0.0  # per request asked, with what it took to learn from the answers
         self._learn_s = 0.0  # of the last step
         self._idle_s = 0.0  # what observing a step takes where nobody was asked
+        self._peak = 0.0  # requests in a step, the most lately: a batch that is being refilled is not a small one
         self._num_awake = 0  # requests whose cheap members were asked in the last step
-        self._hopes: dict[int, float] = {}  # requests in the batch -> what good drafts would save in a step
+        # Requests in the batch -> what good drafts would save in a step, and whether good copies would pay.
+        self._hopes: dict[int, tuple[float, bool]] = {}
         self._allowance_s = 0.0
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
         self._promised, self._kept_promises = 0.0, 0.0  # accepted tokens: expected, and found; both fade
@@ -147,10 +157,12 @@ class AutoProposer:
         requests = step.requests
         num_running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
         num_requests = max(num_running, len(requests))
-        dear = self.choice.begin_step(num_requests, self._hope_s(num_requests))
+        self._peak = max(num_requests, PEAK_MEMORY * self._peak)
+        hope_s, may_pay = self._hope(int(self._peak))
+        dear = self.choice.begin_step(int(self._peak), hope_s)
         is_sure = self.cost.num_observed >= SURE_AFTER and not self.choice.has_trial
         self._looks = not is_sure or self._totals["steps"] % LOOK_EVERY == 0
-        awake = self._whom_to_ask(requests)
+        awake = self._whom_to_ask(requests) if may_pay or self._totals["steps"] % LONGEST_SLEEP == 0 else []
         asked = awake
         if dear:
             asked = list(range(len(requests)))
@@ -255,20 +267,20 @@ class AutoProposer:
             at = following
         record.tree, record.at = tree, at
 
-    def _hope_s(self, num_requests: int) -> float:
-        """What good drafts would save in a step of so many requests, if they cost nothing but their rows."""
+    def _hope(self, num_requests: int) -> tuple[float, bool]:
+        """What a dear drafter's good drafts would save in a step of so many requests, if they cost nothing but their
+        rows; and whether a cheap one's could pay."""
         if self._totals["steps"] % HOPE_EVERY == 0:
             self._hopes.clear()
-        hope_s = self._hopes.get(num_requests)
-        if hope_s is None:
-            plain_s = self.cost.at(num_requests, num_requests)
-            tokens, chance, saved = 0.0, 1.0, []  # of each request
-            for depth in range(1, HOPED_DEPTH + 1):
-                chance *= HOPED_CHANCE
-                tokens += chance
-                saved.append((1.0 + tokens) * plain_s - self.cost.at(num_requests * (1 + depth), num_requests))
-            hope_s = self._hopes[num_requests] = max(saved)
-        return hope_s
+        hope = self._hopes.get(num_requests)
+        if hope is None:
+            costs = [self.cost.at(num_requests * (1 + depth), num_requests) for depth in range(HOPED_DEPTH + 1)]
+            saved_s = [[gain * costs[0] for gain in _gains(chance)] for chance in (HOPED_CHANCE, COPIED_CHANCE)]
+            spent_s = [cost - costs[0] for cost in costs[1:]]
+            hope_s = max([saved - spent for saved, spent in zip(saved_s[0], spent_s, strict=True)])
+            may_pay = any(saved > MARGIN * spent for saved, spent in zip(saved_s[1], spent_s, strict=True))
+            hope = self._hopes[num_requests] = hope_s, may_pay
+        return hope
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
@@ -309,9 +321,11 @@ class AutoProposer:
         num_awake = self._num_awake
         if num_awake:
             # Dear members are judged by themselves: a request sleeps when the others do not pay for it.
-            cheap_s = spent_s + self._learn_s - (self.choice.dear_s - dear_before_s)
-            rate = VALUE_RATE if self._totals["asked"] else 1.0
-            self._draft_s += rate * (cheap_s / num_awake - self._draft_s)
+            cheap_s = (spent_s + self._learn_s - (self.choice.dear_s - dear_before_s)) / num_awake
+            if self._draft_s:  # what past outputs take to be indexed, all at once, is not what one draft takes
+                self._draft_s += VALUE_RATE * (min(cheap_s, 3.0 * self._draft_s) - self._draft_s)
+            else:
+                self._draft_s = cheap_s
         else:  # nobody but dear members was asked: putting their trees together is for them alone
             self.choice.charge(spent_s - (self.choice.dear_s - dear_before_s) + self._step_own_s)
         self._totals["asked"] += len(asked)

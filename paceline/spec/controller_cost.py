@@ -16,7 +16,7 @@ import bisect
 import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 
@@ -28,7 +28,7 @@ GUESS_PER_ROW = 0.06  # without a calibration: each further row costs this much 
 SHAPE_RATE = 0.03
 # Standard deviations: of the level (relative) and of request_s (in passes of one row), at first, gained from one
 # observation to the next, and at most; and of an observation (relative).
-FIRST_DOUBT, GAINED_DOUBT, MOST_DOUBT = (0.15, 0.05), (0.03, 0.005), (0.3, 0.1)
+FIRST_DOUBT, GAINED_DOUBT, MOST_DOUBT = (0.15, 0.03), (0.03, 0.003), (0.3, 0.1)
 NOISE = 0.1
 FAR_OFF = 3.0  # times faster or slower than calibrated: then only the shape is taken from the calibration
 REPEATED_RATE, REPEATED = 0.3, 0.05  # of the shape where a knot is off by this much twice in a row, the same way
@@ -37,6 +37,7 @@ DENSE_ROWS = 256  # up to here the curve is written out
 LEAST_CALIBRATION, MOST_BENT = 4, 0.25  # a shape measured at so many points is bent by this much at most (log)
 OUTLIER = 0.3  # one step moves the curve at most as if it were off by this share
 CALIBRATION_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+CALIBRATION_CONTEXT = 128  # tokens before each row: a row reads its context, a draft's as well as a request's
 CALIBRATION_ROUNDS, CALIBRATION_S = 4, 1.0  # as many rounds as fit into the time, one at least
 
 
@@ -161,16 +162,19 @@ def _interpolate(points: list[tuple[int, float]], rows: int) -> float:
 def calibrate(services: Services) -> dict[int, float]:
     """Rows -> seconds of a bare pass, measured on the model before anything runs; empty where there is no model.
 
-    Each row is a request of its own with one token. The slots it writes are free: whoever gets them overwrites them."""
+    Each row is a request of its own, after a text that all of them share. The slots written are free: whoever gets them
+    overwrites them."""
     decoder, kv_cache = services.decoder, services.kv_cache
     if decoder is None or kv_cache is None:
         return {}
     measured: dict[int, float] = {}
     begin_s = time.perf_counter()
-    sizes = [rows for rows in CALIBRATION_ROWS if rows * services.block_size <= services.num_slots]
-    batches = {rows: _one_token_each(rows, services) for rows in sizes}
-    if sizes:
-        decoder.forward(batches[sizes[0]], kv_cache)  # the first pass of all prepares things
+    block_size, num_blocks = services.block_size, services.num_slots // services.block_size
+    shared = list(range(min(CALIBRATION_CONTEXT, services.max_model_len - 1) // block_size))[: num_blocks // 2]
+    sizes = [rows for rows in CALIBRATION_ROWS if len(shared) + rows <= num_blocks]
+    batches = {rows: _batch(services, [[*shared, len(shared) + i] for i in range(rows)], 1) for rows in sizes}
+    if shared:  # the first pass of all, which prepares things as well
+        decoder.forward(_batch(services, [shared], len(shared) * block_size), kv_cache)
     # Round after round over all sizes: a slow moment of the machine hits them all alike, or only one round.
     for number in range(CALIBRATION_ROUNDS):
         for rows, batch in batches.items():
@@ -182,21 +186,25 @@ def calibrate(services: Services) -> dict[int, float]:
     return measured
 
 
-def _one_token_each(rows: int, services: Services) -> ForwardBatch:
-    def ints(values: range | list[int]) -> torch.Tensor:
+def _batch(services: Services, tables: list[list[int]], count: int) -> ForwardBatch:
+    """The first `count` tokens of each request; a single one stands in its last block instead."""
+
+    def ints(values: Iterable[int]) -> torch.Tensor:
         return torch.tensor(list(values), dtype=torch.int32, device=services.device)
 
-    block_size = services.block_size
+    block_size, num_requests = services.block_size, len(tables)
+    first = (len(tables[0]) - 1) * block_size if count == 1 else 0
+    positions = range(first, first + count)
     return ForwardBatch(
-        token_ids=ints([i % services.vocab_size for i in range(rows)]),
-        positions=ints([0] * rows),
-        slot_mapping=ints(range(0, rows * block_size, block_size)),
-        context_lens=ints([1] * rows),
-        parents=ints([-1] * rows),
-        is_node=torch.zeros(rows, dtype=torch.bool, device=services.device),
-        req_ids=ints(range(rows)),
-        block_tables=ints(range(rows))[:, None],
-        cu_query=ints(range(rows + 1)),
-        logits_rows=ints(range(rows)),
+        token_ids=ints(i % services.vocab_size for i in range(num_requests * count)),
+        positions=ints([*positions] * num_requests),
+        slot_mapping=ints(t[at // block_size] * block_size + at % block_size for t in tables for at in positions),
+        context_lens=ints([at + 1 for at in positions] * num_requests),
+        parents=ints([-1] * (num_requests * count)),
+        is_node=torch.zeros(num_requests * count, dtype=torch.bool, device=services.device),
+        req_ids=ints(i for i in range(num_requests) for _ in positions),
+        block_tables=ints(block for table in tables for block in table).view(num_requests, -1),
+        cu_query=ints(range(0, num_requests * count + 1, count)),
+        logits_rows=ints(range(count - 1, num_requests * count, count)),
         block_size=block_size,
     )

@@ -1,11 +1,12 @@
 """Past outputs, kept for drafting: a bounded text in a few chunks; when it is full, the oldest chunk goes.
 
-Each chunk is one text with its own n-gram index, so forgetting costs nothing and memory never passes the bound. A
-separator that is no token stands between two outputs: no match runs from one into the next.
+Each chunk is one text with its own n-gram index, so forgetting costs nothing and memory never passes the bound. The
+index is brought up to date when somebody looks into it: where nobody drafts, outputs are only kept. A separator that is
+no token stands between two outputs: no match runs from one into the next.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from paceline.spec.ngram_index import NgramIndex
@@ -19,6 +20,11 @@ class Chunk:
     index: NgramIndex
     text: list[int] = field(default_factory=list)
     num_outputs: int = 0
+
+    def matches(self, suffix: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """As `NgramIndex.matches`."""
+        self.index.extend(self.text, len(self.text))
+        return self.index.matches(suffix)
 
 
 class PastOutputs:
@@ -49,7 +55,6 @@ class PastOutputs:
             newest = Chunk(NgramIndex(self._sizes))
             self.chunks.append(newest)
         newest.text += [*kept, SEPARATOR]
-        newest.index.extend(newest.text, len(newest.text))
         newest.num_outputs += 1
         while self.num_tokens > self._max_tokens or self.num_outputs > self._max_outputs:
             self.chunks.popleft()

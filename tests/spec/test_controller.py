@@ -63,7 +63,8 @@ def test_what_requests_cost_is_not_laid_to_their_rows() -> None:
     for _ in range(64):
         model.observe(16, 0.021, 16)
     assert model.at(16, 16) == pytest.approx(0.021, rel=0.02)
-    assert model.at(32, 16) - model.at(16, 16) == pytest.approx(0.010, rel=0.15)
+    rows_s = model.at(32, 16) - model.at(16, 16)
+    assert 0.010 <= rows_s <= 0.012  # 0.015 if it were laid to everything alike
 
 
 def test_drafts_show_whether_rows_or_requests_are_dear() -> None:

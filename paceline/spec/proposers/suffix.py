@@ -95,9 +95,10 @@ class SuffixProposer:
     def _places(self, tokens: Sequence[int], index: NgramIndex, max_depth: int) -> Iterator[Place]:
         suffix = tokens[-self._max_match :]
         longest = 0
-        for text, source in ((tokens, index), *((chunk.text, chunk.index) for chunk in self.past.chunks)):
+        found = [(tokens, index.matches(suffix)), *((chunk.text, chunk.matches(suffix)) for chunk in self.past.chunks)]
+        for text, matches in found:
             num_full = 0
-            for n, start in itertools.islice(source.matches(suffix), MAX_PLACES):
+            for n, start in itertools.islice(matches, MAX_PLACES):
                 if n < longest - MAX_SHORTER:
                     break  # longest first: the rest would hardly weigh anything
                 if text[start] == SEPARATOR:  # no place ends at the last token, so `start` is inside the text
