@@ -1,31 +1,33 @@
 """What the target says after a rejected token, as far as a recording tells.
 
-exactly        this very path was verified and rejected at this place of this answer
-the same pair  the last two tokens, elsewhere in this answer (the nearest place) or, if not, in another one
-the same token the last token alone, likewise
+    exactly         this very path was verified and rejected at this place of this answer
+    the same pair   its last two tokens stood earlier in this answer, or were rejected there: the nearest place counts
+    the same token  likewise, by the last token alone
+
+Later places are left out: they know what comes, and a drafter that learned from them would look too good.
 """
 
+import bisect
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from paceline.bench.recording import Recorded
 
 Top = list[int]
+Key = tuple[int, int] | int  # a pair of tokens, or one
 
 
 class Opinions:
     def __init__(self, recorded: Mapping[str, Recorded]) -> None:
         self._recorded = recorded
         self._exact: dict[str, dict[tuple[int, tuple[int, ...]], Top]] = {}
-        self._near: dict[str, dict[Hashable, list[tuple[int, Top]]]] = {}  # by pair and by token: (position, top)
-        self._anywhere: dict[Hashable, Top] = {}
+        self._places: dict[str, dict[Key, list[tuple[int, Top]]]] = {}  # in the order of their positions
         for name, one in recorded.items():
             self._exact[name] = {(position, tuple(path)): top for position, path, top in one.rejected}
-            near = self._near[name] = defaultdict(list)
-            for position, before, token, top in _all_said(one):
-                for key in ((before, token), token):
-                    near[key].append((position, top))
-                    self._anywhere[key] = top
+            places = self._places[name] = defaultdict(list)
+            for position, before, token, top in sorted(_all_said(one), key=lambda said: said[0]):
+                places[before, token].append((position, top))
+                places[token].append((position, top))
 
     def after(self, name: str, position: int, path: Sequence[int]) -> Top | None:
         """`path`: tokens from the one that was not output number `position` on."""
@@ -33,21 +35,21 @@ class Opinions:
         if exact is not None:
             return exact
         before = path[-2] if len(path) > 1 else _token_before(self._recorded[name], position)
-        near = self._near[name]
         for key in ((before, path[-1]), path[-1]):
-            if key in near:
-                return min(near[key], key=lambda said: abs(said[0] - position))[1]
-            if key in self._anywhere:
-                return self._anywhere[key]
+            places = self._places[name].get(key, [])
+            found = bisect.bisect_right(places, position, key=lambda said: said[0])
+            if found:
+                return places[found - 1][1]
         return None
 
 
 def _all_said(one: Recorded) -> Iterator[tuple[int, int, int, Top]]:
-    """(output position, the token before, the token, what the target would say next), rejected or not."""
+    """(output position, the token before, the token, what the target said next), of tokens rejected and accepted."""
+    for position, token in enumerate(one.output_token_ids[:-1]):
+        # known once the token is out, so after what was rejected at its place
+        yield position + 1, _token_before(one, position), token, one.top_token_ids[position + 1]
     for position, path, top in one.rejected:
         yield position, path[-2] if len(path) > 1 else _token_before(one, position), path[-1], top
-    for position, token in enumerate(one.output_token_ids[:-1]):
-        yield position, _token_before(one, position), token, one.top_token_ids[position + 1]
 
 
 def _token_before(one: Recorded, position: int) -> int:

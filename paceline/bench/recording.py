@@ -1,8 +1,8 @@
 """What the target really said, kept for replay: prompts, outputs, and its likeliest tokens after every row verified.
 
 One JSON line per request. Drafters that look only at tokens need no more than the output. Token recycling learns from
-the target's likeliest tokens, after rejected nodes too: a recording made while recycling drafts large trees (`RICH`)
-holds both.
+the target's likeliest tokens, after rejected nodes too: a recording made while recycling drafts holds both, and what it
+would hear in the same order where requests were answered one after the other.
 """
 
 import json
@@ -26,7 +26,6 @@ from paceline.spec.speculator import Speculator
 from paceline.spec.top_tokens import top_tokens
 
 NUM_TOP_TOKENS = 8
-RICH: dict[str, Any] = {"method": "recycling", "num_speculative_tokens": 8, "node_budget": 96}
 
 Note = tuple[int, list[int], list[int]]
 
@@ -51,7 +50,7 @@ class Recorded:
 def record(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[Recorded]:
     """Run the prompts (together, as the engine batches them) and keep what the target said.
 
-    An engine that drafts as in `RICH` leaves the richest recording."""
+    An engine that drafts with `recycling`, one request after the other, leaves the richest recording."""
     params = [
         SamplingParams(
             temperature=sampling.temperature,

@@ -195,11 +195,11 @@ def _curve(args: argparse.Namespace) -> int:
 
 def _record(args: argparse.Namespace) -> int:
     from paceline.bench.backend import Sampling
-    from paceline.bench.recording import RICH, record, save_recording
+    from paceline.bench.recording import record, save_recording
     from paceline.bench.workloads import take
     from paceline.llm import LLM
 
-    llm = LLM(args.model, RICH, **options.model_options(args))
+    llm = LLM(args.model, {"method": "recycling"}, **options.model_options(args) | {"max_num_seqs": 1})
     sampling = Sampling(max_tokens=args.max_tokens, temperature=args.temperature)
     recorded = record(llm, take(args.workload, args.requests), sampling)
     save_recording(recorded, args.out)

@@ -57,17 +57,16 @@ def test_rejected_nodes_are_noted_by_where_they_leave_the_output() -> None:
     assert rejected_paths(tree, [0], 10) == [(11, []), (11, [6]), (10, [7]), (10, [7, 8])]
 
 
-def test_the_nearest_opinion_is_taken_where_the_very_node_is_not_recorded() -> None:
-    top = [[1], [2], [3], [4]]
-    first = Recorded("a", "toy", [9], [1, 2, 3, 4], top, 0.0, 16, rejected=[(2, [7], [70]), (2, [7, 8], [80])])
-    other = Recorded("b", "toy", [9], [5, 6, 5, 6], [[50], [60], [51], [61]], 0.0, 16)
-    opinions = Opinions({"a": first, "b": other})
-    assert opinions.after("a", 2, [7, 8]) == [80]  # this very node
-    assert opinions.after("a", 1, [7, 8]) == [80]  # the same pair, elsewhere
-    assert opinions.after("a", 0, [3, 7]) == [70]  # the same token
-    assert opinions.after("a", 0, [5, 6]) == [51]  # the same pair, in another answer
-    assert opinions.after("b", 3, [6]) == [51]  # the output's own tokens say something as well
-    assert opinions.after("a", 0, [15]) is None
+def test_an_earlier_opinion_is_taken_where_the_very_node_is_not_recorded() -> None:
+    notes = [(1, [7], [70]), (1, [7, 8], [80]), (3, [7], [71])]
+    one = Recorded("a", "toy", [9], [1, 2, 1, 2], [[10], [20], [11], [21]], 0.0, 16, rejected=notes)
+    opinions = Opinions({"a": one})
+    assert opinions.after("a", 1, [7, 8]) == [80]  # this very node
+    assert opinions.after("a", 2, [7, 8]) == [80]  # the same pair, earlier
+    assert opinions.after("a", 2, [3, 7]) == [70]  # the same token, earlier: what was said later is not known yet
+    assert opinions.after("a", 4, [3, 7]) == [71]
+    assert opinions.after("a", 3, [1, 2]) == [11]  # the output's own tokens say something as well
+    assert opinions.after("a", 0, [7, 8]) is None and opinions.after("a", 0, [1]) is None
 
 
 def test_plain_decoding_costs_what_the_curve_says(recorded: list[Recorded]) -> None:
