@@ -10,6 +10,7 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.llm import LLM
 
 LIMIT = 0.01
+WARM_UP_REQUESTS, LEAST_REQUESTS = 4, 4
 
 
 def measure_overhead(
@@ -22,9 +23,11 @@ def measure_overhead(
             llm = LLM(loaded, {"method": "auto"}, **options)
             loaded = llm.engine.model
             params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-            llm.generate([prompt.text for prompt in take(workload, batch, skip=batch)], params)
+            for skip in range(batch, max(batch, WARM_UP_REQUESTS) + batch, batch):
+                llm.generate([prompt.text for prompt in take(workload, batch, skip=skip)], params)
             before_step_s, before_own_s, before = _totals(llm)
-            llm.generate([prompt.text for prompt in take(workload, batch)], params)
+            for skip in range(0, max(batch, LEAST_REQUESTS), batch):
+                llm.generate([prompt.text for prompt in take(workload, batch, skip=100 + skip)], params)
             step_s, own_s, count = _totals(llm)
             step_s, own_s = (step_s - before_step_s) / (count - before), (own_s - before_own_s) / (count - before)
             rows.append(

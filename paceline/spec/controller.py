@@ -25,7 +25,7 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.spec.controller_cost import PassCostModel, calibrate
 from paceline.spec.controller_members import TRIAL_REQUESTS, MemberChoice
-from paceline.spec.controller_select import Selection, path_chances, select, shifted
+from paceline.spec.controller_select import Selection, above_bar, path_chances, select, shifted
 from paceline.spec.proposer import Budget, Needs, StepContext
 from paceline.spec.repeat_watch import RepeatWatch
 from paceline.spec.services import Services
@@ -39,15 +39,16 @@ MAX_ALLOWANCE_S = 0.25  # what can be saved up
 # Steps, powers of two: sleepers are asked in the same steps, because a few nodes may be too dear where many are not.
 FIRST_SLEEP, LONGEST_SLEEP = 4, 64  # the first is for a new request where drafts have not paid lately
 LIGHT_SLEEP = 4  # of a request whose text repeats itself
-BIAS_RATE, SHARED_BIAS_RATE, MAX_BIAS = 0.3, 0.05, 4.0
+BIAS_RATE, SHARED_BIAS_RATE, MAX_BIAS = 0.4, 0.08, 4.0
 VALUE_RATE = 0.3  # how quickly a request's worth follows its last drafts
-IDLE_RATE = 0.1  # how quickly the cost of a step with nobody asked is learned
+IDLE_RATE = 0.2  # how quickly the cost of a step with nobody asked is learned
 TYPICAL_RATE = 0.05  # and how quickly the worth of a new request follows that of all others
 MAX_VALUE = 3.0  # times the cost of asking: however good the past was, sleep is a few useless drafts away
 TRY_EVERY = 32  # steps between two passes with drafts that should not pay, to see whether the curve still holds
 TRUST_MEMORY, TRUST_PRIOR = 0.92, 5.0  # per step looked at; and accepted tokens that full trust counts for
+MOST_TRUST = 1.25
 LEAST_ROOM, FIRST_ROOM = 8, 16  # nodes asked for
-SURE_AFTER, LOOK_EVERY = 64, 4  # passes looked at one by one, at first; then every so many steps
+SURE_AFTER, LOOK_EVERY = 32, 4  # passes looked at one by one, at first; then every so many steps
 PEAK_MEMORY = 0.9  # per step, of how many requests there were
 HOPE_EVERY = 64  # steps between two looks at which batches are hopeless
 # What a dear drafter may reach at best, and a cheap one that copies: where even that would not pay, nobody is asked.
@@ -61,7 +62,7 @@ class RequestRecord:
     value_s: float  # time that a draft is expected to save, averaged over the last ones asked for
     bias: float = 0.0  # this request's drafts are right more (or less) often than the drafters say: shift in log odds
     tree: DraftTree = EMPTY_TREE  # what the drafters proposed last, before pruning
-    at: int = -1  # the node of it that the output has reached
+    drafted_in: int = -1  # before which step
     sleep: int = 0  # it is asked every so many steps; 0: awake
     watch: RepeatWatch = field(default_factory=RepeatWatch)  # while it sleeps
     room: int = FIRST_ROOM  # nodes to ask for: follows what was kept, because drafting takes time too
@@ -114,8 +115,11 @@ class AutoProposer:
         self._allowance_s = 0.0
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
         self._promised, self._kept_promises = 0.0, 0.0  # accepted tokens: expected, and found; both fade
+        self._trust = 1.0  # found over expected, lately
         self._shared_bias = 0.0  # as a request's, for all of them
         self._looks = True  # is the pass under way looked at?
+        self._looked_in = -1  # step
+        self._may_pay = True  # cheap drafts, at best
         self._expected = 0.0  # accepted tokens expected of it
         self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0, "tried_at_a_loss": 0}
         self._own_s = self._step_own_s = 0.0  # in all steps, and in the last one
@@ -138,33 +142,37 @@ class AutoProposer:
     def observe(self, step: StepContext) -> None:
         begin_s = self.clock()
         self._learn_cost(step, begin_s)
-        for verified in step.passes:
-            record = self._records.get(verified.request.request_id)
-            if record is not None and record.tree.token_ids:
-                self._learn_bias(record, verified.new_token_ids)
+        if self._looks:
+            now = self._totals["steps"]
+            for verified in step.passes:
+                record = self._records.get(verified.request.request_id)
+                if record is not None and record.drafted_in == now:
+                    self._learn_bias(record, verified.new_token_ids)
         for request in step.gone:
             self._records.pop(request.request_id, None)
         end_s, dear_before_s = self.clock(), self.choice.dear_s
-        self.drafters.observe(step)
         self._own_s += end_s - begin_s
-        learn_s = self.clock() - begin_s - (self.choice.dear_s - dear_before_s)
-        if not self._num_awake:
-            self._idle_s += IDLE_RATE * (learn_s - self._idle_s)
-        self._learn_s = max(0.0, learn_s - self._idle_s)
+        self.drafters.observe(step)
+        if self._num_awake or self._looks:
+            learn_s = self.clock() - begin_s - (self.choice.dear_s - dear_before_s)
+            if not self._num_awake:
+                self._idle_s += IDLE_RATE * (learn_s - self._idle_s)
+            self._learn_s = max(0.0, learn_s - self._idle_s)
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         begin_s = self.clock()
         requests = step.requests
         num_running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
         num_requests = max(num_running, len(requests))
-        self._peak = max(num_requests, PEAK_MEMORY * self._peak)
-        hope_s, may_pay = self._hope(int(self._peak))
-        dear = self.choice.begin_step(int(self._peak), hope_s)
-        is_sure = self.cost.num_observed >= SURE_AFTER and not self.choice.has_trial
-        self._looks = not is_sure or self._totals["steps"] % LOOK_EVERY == 0
-        awake = self._whom_to_ask(requests) if may_pay or self._totals["steps"] % LONGEST_SLEEP == 0 else []
+        now = self._totals["steps"]
+        is_sure = self.choice.is_settled and self.cost.num_observed >= SURE_AFTER
+        self._looks = not is_sure or now % LOOK_EVERY == 0
+        if self._looks:
+            self._look_ahead(num_requests, now - self._looked_in)
+            self._looked_in = now
+        awake = self._whom_to_ask(requests) if self._may_pay or now % LONGEST_SLEEP == 0 else []
         asked = awake
-        if dear:
+        if self.choice.pays:
             asked = list(range(len(requests)))
         elif self.choice.has_trial:  # the first requests, whether they sleep or not
             asked = sorted({*range(min(TRIAL_REQUESTS, len(requests))), *awake})
@@ -177,6 +185,12 @@ class AutoProposer:
         self._own_s += self._step_own_s
         self._totals["steps"] += 1
         return trees
+
+    def _look_ahead(self, num_requests: int, num_steps: int) -> None:
+        """Who may pay at all, from now on."""
+        self._peak = max(float(num_requests), PEAK_MEMORY**num_steps * self._peak)
+        hope_s, self._may_pay = self._hope(int(self._peak))
+        self.choice.begin_step(int(self._peak), hope_s, num_steps)
 
     def report(self) -> dict[str, Any]:
         """What it knows and what it decided last, for statistics and the server's page."""
@@ -195,11 +209,6 @@ class AutoProposer:
             "reasons": dict(self._reasons),
             "last_decision": self._reason(),
         }
-
-    @property
-    def _trust(self) -> float:
-        """Accepted tokens over expected ones, lately."""
-        return (self._kept_promises + TRUST_PRIOR) / (self._promised + TRUST_PRIOR)
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
@@ -225,6 +234,7 @@ class AutoProposer:
                     accepted += len(verified.accepted)
         self._promised = TRUST_MEMORY * self._promised + self._expected
         self._kept_promises = TRUST_MEMORY * self._kept_promises + (accepted if self._expected else 0.0)
+        self._trust = min(MOST_TRUST, (self._kept_promises + TRUST_PRIOR) / (self._promised + TRUST_PRIOR))
         if not num_decodes or elapsed_s <= 0.0 or reads_prompt:
             self.choice.skip()
             return  # prompt rows have a price of their own
@@ -239,12 +249,10 @@ class AutoProposer:
         self._allowance_s = min(MAX_ALLOWANCE_S, self._allowance_s + ALLOWANCE * elapsed_s)
 
     def _learn_bias(self, record: RequestRecord, new_token_ids: Sequence[int]) -> None:
-        """One step of logistic regression on the intercepts for each guess that the new tokens judged.
-
-        A tree that was not verified is judged too, over several steps, as long as the output follows it."""
-        tree, at = record.tree, record.at
-        token_ids, parents, confidence = tree.token_ids, tree.parents, tree.confidence
-        record.tree = EMPTY_TREE
+        """One step of logistic regression on the intercepts for each guess that the new tokens judged, in a tree that
+        was verified or not."""
+        token_ids, parents, confidence = record.tree.token_ids, record.tree.parents, record.tree.confidence
+        record.drafted_in, at = -1, -1
         if confidence is None:
             return
         for token in new_token_ids:
@@ -265,7 +273,6 @@ class AutoProposer:
             if following < 0:
                 return
             at = following
-        record.tree, record.at = tree, at
 
     def _hope(self, num_requests: int) -> tuple[float, bool]:
         """What a dear drafter's good drafts would save in a step of so many requests, if they cost nothing but their
@@ -346,46 +353,60 @@ class AutoProposer:
             self._reasons["asleep"] += 1
             return trees
         records = [self._records[requests[i].request_id] for i in asked]
-        trust = min(1.25, self._trust)
+        trust = self._trust
         chances = [
             path_chances(tree, record.bias + self._shared_bias, trust) if tree.confidence is not None else []
             for tree, record in zip(drafted, records, strict=True)
         ]
+        selection = self._last
+        if self._looks or selection is None or selection.bar >= 1.0 or self._last_batch != num_requests:
+            selection = self._last = self._select(chances, num_requests, drafting_s)
+            self._last_batch = num_requests
+            kept, gains = selection.keep, selection.gains
+        else:
+            kept, gains = above_bar(chances, selection.bar)
+            self._reasons["pays" if any(kept) else "nothing_drafted"] += 1
+        self._expected = sum(gains) / max(trust, 1e-6)
+        choice = self.choice
+        if choice.asks_dear and self._looks:
+            choice.expect(drafted, kept, chances)
+        # Without the cheap members' drafts a token would cost what it costs with the dear ones' alone, or plainly.
+        token_s = selection.token_s if choice.asks_dear else selection.plain_s / num_requests
+        now = self._totals["steps"] + 1
+        row_s = selection.row_s
+        for position, (i, record, tree) in enumerate(zip(asked, records, drafted, strict=True)):
+            keep = kept[position]
+            num_nodes = len(keep)
+            self._totals["offered_nodes"] += num_nodes
+            record.tree, record.drafted_in = tree, now
+            record.follow(num_nodes)
+            # A tree sampled from a distribution of its own must not be pruned by what was drawn.
+            if num_nodes == len(tree.token_ids) or tree.draft_probs is not None:
+                trees[i] = tree
+            elif keep:
+                trees[i] = tree.select(keep)
+            if position not in choice.sleepers:
+                gain = gains[position]
+                if choice.asks_dear and num_nodes:  # what a dear member drafted too, it would have brought alone
+                    cheap = [node for node in keep if choice.is_cheap(tree, node)]
+                    gain, num_nodes = sum([chances[position][node] for node in cheap]), len(cheap)
+                self._judge(record, gain * token_s - num_nodes * row_s)
+        return trees
+
+    def _select(self, chances: Sequence[Sequence[float]], num_requests: int, drafting_s: float) -> Selection:
+        """What pays; now and then, where nothing does, what loses least."""
         selection = select(chances, num_requests, self.cost, MARGIN, drafting_s)
         due = self._totals["steps"] % TRY_EVERY == 0
         if due and selection.num_nodes == 0 and 0.0 < selection.loss_s <= self._allowance_s:
             self._allowance_s -= selection.loss_s
             self._totals["tried_at_a_loss"] += 1
             self._reasons["probe"] += 1
-            selection = select(chances, num_requests, self.cost, MARGIN, drafting_s, force=True)
-        elif selection.num_nodes:
+            return select(chances, num_requests, self.cost, MARGIN, drafting_s, force=True)
+        if selection.num_nodes:
             self._reasons["pays"] += 1
         else:
             self._reasons["too_dear" if any(chances) else "nothing_drafted"] += 1
-        self._last, self._last_batch = selection, num_requests
-        self._expected = sum(selection.gains) / max(trust, 1e-6)
-        self._totals["offered_nodes"] += selection.num_nodes
-        if self.choice.asks_dear and self._looks:
-            self.choice.expect(drafted, selection.keep, chances)
-        # Without the cheap members' drafts a token would cost what it costs with the dear ones' alone, or plainly.
-        token_s = selection.token_s if self.choice.asks_dear else selection.plain_s / num_requests
-        row_s = (selection.pass_s - selection.plain_s) / max(1, selection.num_nodes)
-        for position, (i, record, tree) in enumerate(zip(asked, records, drafted, strict=True)):
-            keep = selection.keep[position]
-            record.tree, record.at = tree, -1
-            record.follow(len(keep))
-            # A tree sampled from a distribution of its own must not be pruned by what was drawn.
-            if len(keep) == len(tree.token_ids) or tree.draft_probs is not None:
-                trees[i] = tree
-            elif keep:
-                trees[i] = tree.select(keep)
-            if position not in self.choice.sleepers:
-                gain, num_nodes = selection.gains[position], len(keep)
-                if self.choice.asks_dear and num_nodes:  # what a dear member drafted too, it would have brought alone
-                    cheap = [node for node in keep if self.choice.is_cheap(tree, node)]
-                    gain, num_nodes = sum([chances[position][node] for node in cheap]), len(cheap)
-                self._judge(record, gain * token_s - num_nodes * row_s)
-        return trees
+        return selection
 
     def _judge(self, record: RequestRecord, saved_s: float) -> None:
         """Was it worth asking the cheap members? Sleep longer and longer where it was not."""

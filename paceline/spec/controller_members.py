@@ -35,6 +35,7 @@ LONG_ENOUGH = 24  # steps after which a small loss counts as well, where it has 
 ENOUGH = 1.0  # accepted tokens per request and step from the cheap members: there is little left to gain
 LEAST_STEPS = 4  # judged before any verdict
 NO_BUDGET = Budget(0, 0)
+ASKED = ("trial", "pays")  # states
 LISTEN_STEPS = 12  # before a trial, where it has missed something
 WARM_UP_STEPS = 2  # of a trial, not judged
 MEMORY_STEPS = 16.0  # looked at, over which a member that pays is judged
@@ -71,7 +72,7 @@ class DearMember:
 
     @property
     def is_asked(self) -> bool:
-        return self.state in ("trial", "pays")
+        return self.state in ASKED
 
     def begin(self, state: str) -> None:
         self.state, self.num_judged, self.num_skipped = state, 0, 0
@@ -110,7 +111,8 @@ class MemberChoice(Usefulness):
         self._needs_of = {name: members[name].needs for name in self.dear}
         self._needs: dict[tuple[str, ...], Needs] = {}  # who is not asleep -> what everybody needs
         self._step = 0
-        self.has_trial = False
+        self.has_trial = self.pays = False  # is a dear member on trial; does one pay, and is asked for every request
+        self.is_settled = False
         self._step_s = 0.0
         self.dear_s = 0.0  # host time spent on dear members so far
         self.asks_dear = False  # in the current step
@@ -162,31 +164,40 @@ class MemberChoice(Usefulness):
                 figures[name]["profit_s_per_step"] = member.profit_s
         return figures
 
-    def begin_step(self, num_requests: int, hope_s: float = math.inf) -> bool:
-        """Decide whom to ask; True where a dear member that pays is to be asked for every request.
+    def begin_step(self, num_requests: int, hope_s: float = math.inf, num_steps: int = 1) -> None:
+        """Decide whom to ask, from now on.
 
-        `hope_s`: what good drafts for so many requests would save, before the drafter's own time."""
-        self._step += 1
+        `hope_s`: what good drafts for so many requests would save, before the drafter's own time. `num_steps`: since
+        the last call; while somebody listens or is on trial it is called in every step."""
+        self._step += num_steps
+        has_trial = pays = listens = False
         for name, member in self.dear.items():
-            if hope_s <= member.cost_s * max(1.0, 1.0 + GROWING_SHARE * (num_requests / TRIAL_REQUESTS - 1.0)):
-                if member.state != "asleep":
+            state = member.state
+            if (member.cost_s and hope_s <= member.cost_s * self._growth(num_requests)) or hope_s <= 0.0:
+                if state != "asleep":
                     member.begin("asleep")
                     member.next_trial = self._step
-            elif member.state == "asleep":
+            elif state == "asleep":
                 is_due = self._step >= member.next_trial or FEWER * num_requests <= member.tried_with
                 if is_due and self._cheap_tokens < ENOUGH:
                     member.begin("listens")
                     member.num_to_hear, member.unjudged_s = LISTEN_STEPS, 0.0
-            elif member.state == "listens":
+            elif state == "listens":
                 member.num_to_hear -= 1
                 if member.num_to_hear <= 0:
                     member.begin("trial")
                     member.profit_s, member.spread, member.tried_with = 0.0, 0.0, num_requests
-            self.accounts[name].awake = member.is_asked
-        states = [member.state for member in self.dear.values()]
-        self.has_trial, pays = "trial" in states, "pays" in states
-        self.asks_dear = self.has_trial or pays
-        return pays
+            has_trial = has_trial or member.state == "trial"
+            pays = pays or member.state == "pays"
+            listens = listens or member.state == "listens"
+            self.accounts[name].awake = member.state in ASKED
+        self.has_trial, self.pays, self.asks_dear = has_trial, pays, has_trial or pays
+        self.is_settled = not (has_trial or listens)
+
+    @staticmethod
+    def _growth(num_requests: int) -> float:
+        """How many times more than a trial, with a few requests, it takes to draft for so many, at least."""
+        return max(1.0, 1.0 + GROWING_SHARE * (num_requests / TRIAL_REQUESTS - 1.0))
 
     def budgets(self, member: str, budgets: list[Budget]) -> list[Budget]:
         """A trial is made with a few requests: the others pay nothing for it. The cheap leave sleepers alone."""

@@ -17,6 +17,7 @@ from paceline.core.tree import DraftTree
 from paceline.spec.controller_cost import PassCostModel
 
 LEAST_CHANCE = 0.01  # below it a node is not even considered
+BAR_ROWS = 4  # over which the price of a further row is taken: one alone may be the first of a tile
 
 
 @dataclass(slots=True)
@@ -29,6 +30,12 @@ class Selection:
     speedup: float  # expected, over plain decoding, drafting not counted
     token_s: float  # what a token of the next pass costs, drafting counted; at most what it costs plainly
     loss_s: float  # where nothing pays: what the best non-empty choice would lose; 0.0 otherwise
+    bar: float  # a node is worth its row from this chance on; 1.0 where nothing pays
+
+    @property
+    def row_s(self) -> float:
+        """What each of the nodes kept costs."""
+        return (self.pass_s - self.plain_s) / max(1, self.num_nodes)
 
 
 def shifted(confidence: float, bias: float) -> float:
@@ -87,7 +94,16 @@ def select(
         gains[i] -= negative
     for nodes in keep:
         nodes.sort()
-    speedup, token_s = 1.0, 1.0 / plain_rate
+    speedup, token_s, bar = 1.0, 1.0 / plain_rate, 1.0
     if best:
         speedup, token_s = best_tokens / best_s / plain_rate, min(token_s, (drafting_s + best_s) / best_tokens)
-    return Selection(keep, gains, best, plain_s, best_s, speedup, token_s, loss_s)
+        if loss_s == 0.0 and not force:
+            rows_s = cost.at(num_requests + best + BAR_ROWS, num_requests) - best_s
+            bar = max(LEAST_CHANCE, rows_s / BAR_ROWS / token_s)
+    return Selection(keep, gains, best, plain_s, best_s, speedup, token_s, loss_s, bar)
+
+
+def above_bar(chances: Sequence[Sequence[float]], bar: float) -> tuple[list[list[int]], list[float]]:
+    """`keep` and `gains` of a selection, in short: whatever passes the last one's bar, the curve left alone."""
+    keep = [[node for node, chance in enumerate(tree) if chance >= bar] for tree in chances]
+    return keep, [sum([tree[node] for node in nodes]) for tree, nodes in zip(chances, keep, strict=True)]
