@@ -109,6 +109,7 @@ class AutoProposer:
         self._learn_s = 0.0  # of the last step
         self._idle_s = 0.0  # what observing a step takes where nobody was asked
         self._peak = 0.0  # requests in a step, the most lately: a batch that is being refilled is not a small one
+        self._any_light = True  # does a request sleep less than `LIGHT_SLEEP`, or not at all?
         self._num_awake = 0  # requests whose cheap members were asked in the last step
         # Requests in the batch -> what good drafts would save in a step, and whether good copies would pay.
         self._hopes: dict[int, tuple[float, bool]] = {}
@@ -242,7 +243,7 @@ class AutoProposer:
         if self.choice.asks_dear:
             plain_s = self.cost.at(num_decodes, num_decodes)
             row_s = (self.cost.at(num_rows, num_decodes) - plain_s) / max(1, num_rows - num_decodes)
-            ask_s = self._draft_s * self._num_awake
+            ask_s = self._draft_s * self._num_awake + self._step_own_s
             self.choice.judge(own, plain_s / num_decodes, row_s, elapsed_s, ask_s / num_decodes)
         else:
             self.choice.note(accepted, num_rows - num_decodes, len(own), elapsed_s)
@@ -293,11 +294,15 @@ class AutoProposer:
 
     def _whom_to_ask(self, requests: Sequence[Request]) -> list[int]:
         """Indices of the requests whose drafters are asked now."""
-        asked = []
+        asked: list[int] = []
         step, records = self._totals["steps"], self._records
+        if step % LIGHT_SLEEP and not self._any_light:
+            return asked
+        self._any_light = False
         for i, request in enumerate(requests):
             record = records.get(request.request_id) or self._record(request)
             sleep = record.sleep
+            self._any_light = self._any_light or sleep < LIGHT_SLEEP
             if sleep:
                 if step % min(sleep, LIGHT_SLEEP) or self._allowance_s < self._draft_s:
                     continue
@@ -316,6 +321,7 @@ class AutoProposer:
 
     def _ask(self, step: StepContext, budgets: Sequence[Budget], asked: Sequence[int]) -> tuple[list[DraftTree], float]:
         if not asked:
+            self.choice.ask_nobody()
             return [], 0.0
         begin_s = self.clock()
         part = step
@@ -418,6 +424,7 @@ class AutoProposer:
         record.value_s = max(value_s, before_s + VALUE_RATE * (value_s - before_s))
         pays = record.value_s > ASK_MARGIN * self._draft_s
         record.sleep = 0 if pays else min(LONGEST_SLEEP, max(1, 2 * record.sleep))
+        self._any_light = self._any_light or record.sleep < LIGHT_SLEEP
 
     def _reason(self) -> str:
         last = self._last

@@ -214,10 +214,13 @@ class MemberChoice(Usefulness):
             self.accounts[name].num_asked += 1
         return self._asked
 
+    def ask_nobody(self) -> None:
+        self._asked = []
+
     def is_told(self, member: str, needs: Needs) -> bool:
         """A cheap member is told what it was asked about, a dear one everything unless it sleeps."""
         dear = self.dear.get(member)
-        return self.is_asked(member) if dear is None else dear.state != "asleep"
+        return member in self._asked if dear is None else dear.state != "asleep"
 
     def record(self, hits: Sequence[Sequence[str]], num_tokens: int) -> None:
         """Merge's verdict on what was drafted; judged here instead is what was offered."""
@@ -253,7 +256,8 @@ class MemberChoice(Usefulness):
     def pass_over(self) -> None:
         """A step that nobody looks at."""
         for member in self.dear.values():
-            member.unjudged_s += member.spent_s
+            if member.state != "pays":
+                member.unjudged_s += member.spent_s
             member.spent_s = 0.0
 
     def expect(
@@ -338,9 +342,11 @@ class MemberChoice(Usefulness):
             member.begin("listens")
             member.num_to_hear, member.rest = member.rest, min(LONGEST_REST, 2 * member.rest)
             return
-        loss_s = member.unjudged_s + max(LEAST_STEPS, member.num_judged) * max(0.0, -member.profit_s)
+        pause = FIRST_PAUSE
+        if member.state == "trial":
+            loss_s = member.unjudged_s + max(LEAST_STEPS, member.num_judged) * max(0.0, -member.profit_s)
+            pause = max(member.pause, int(loss_s / max(1e-9, TRIAL_SHARE * self._step_s)))
+            member.pause = min(LONGEST_PAUSE, 2 * member.pause)
         member.cost_s = member.least_s
-        affordable = int(loss_s / max(1e-9, TRIAL_SHARE * self._step_s))
         member.begin("asleep")
-        member.next_trial = self._step + min(LONGEST_PAUSE, max(member.pause, affordable))
-        member.pause = min(LONGEST_PAUSE, 2 * member.pause)
+        member.next_trial = self._step + min(LONGEST_PAUSE, pause)

@@ -15,7 +15,7 @@ from paceline.bench.replay import Replay, ReplayResult
 from paceline.core.tree import DraftTree
 from paceline.lab.pass_cost import PassCost
 from paceline.spec.controller_cost import PassCostModel
-from paceline.spec.controller_select import LEAST_CHANCE, path_chances, select, shifted
+from paceline.spec.controller_select import LEAST_CHANCE, above_bar, path_chances, select, shifted
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.toy import run_all, toy_core, toy_request
@@ -129,6 +129,26 @@ def test_a_margin_keeps_marginal_nodes_out_and_force_lets_them_in() -> None:
     losing = select([[0.3]], 1, cost, margin=1.15)
     assert losing.loss_s == pytest.approx(0.5 - 0.3)
     assert select([[0.3]], 1, cost, margin=1.15, force=True).keep == [[0]]
+
+
+def test_the_dearer_the_drafting_the_more_of_it_is_used() -> None:
+    cost = PassCostModel({1: 1.0, 2: 1.2})
+    chances = [[0.9, 0.5, 0.3, 0.2, 0.1]]
+    sizes = [select(chances, 1, cost, 1.0, drafting_s).num_nodes for drafting_s in (0.0, 0.5, 5.0)]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
+
+
+@given(_trees(), st.floats(-1.0, 1.0))
+def test_the_bar_keeps_trees_and_nothing_that_a_full_choice_would_not(trees: list[DraftTree], bias: float) -> None:
+    """On a straight line, where the price of a row is the same everywhere."""
+    cost = PassCostModel({1: 1.0, 2: 1.1})
+    chances = [path_chances(tree, bias) for tree in trees]
+    chosen = select(chances, len(trees), cost, margin=1.0)
+    keep, gains = above_bar(chances, chosen.bar)
+    for tree, nodes, gain, own, full in zip(trees, keep, gains, chances, chosen.keep, strict=True):
+        assert all(tree.parents[node] in (-1, *nodes) for node in nodes)
+        assert gain == pytest.approx(sum(own[node] for node in nodes))
+        assert all(node in full or own[node] == pytest.approx(chosen.bar) for node in nodes)
 
 
 def test_bias_moves_the_odds() -> None:

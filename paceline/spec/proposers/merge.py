@@ -161,6 +161,8 @@ class MergeProposer:
         parting = StepContext([], gone=step.gone)
         for name, member in self.members.items():
             told = self.usefulness.is_told(name, member.needs)
+            if not told and not step.gone:
+                continue
             begin_s = self.usefulness.clock()
             member.observe(step if told else parting)
             self.usefulness.spend(name, self.usefulness.clock() - begin_s)
