@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from paceline.spec.config import SpeculativeConfig
 
 MARGIN, ASK_MARGIN = 1.15, 1.3  # drafts must be expected to save so many times their rows, and the time to find them
-ALLOWANCE = 0.01  # share of the elapsed time that may go into asking sleepers and into trying what should not pay
+ALLOWANCE = 0.004  # share of the elapsed time that may go into asking sleepers and into trying what should not pay
 MAX_ALLOWANCE_S = 0.25  # what can be saved up
 # Steps, powers of two: sleepers are asked in the same steps, because a few nodes may be too dear where many are not.
 FIRST_SLEEP, LONGEST_SLEEP = 4, 64  # the first is for a new request where drafts have not paid lately
@@ -179,6 +179,7 @@ class AutoProposer:
             asked = sorted({*range(min(TRIAL_REQUESTS, len(requests))), *awake})
         self.choice.sleepers = {i for i, index in enumerate(asked) if index not in awake} if asked != awake else set()
         self._num_awake = len(awake)
+        self.choice.cheap_sleep = not awake
         drafted, draft_s = self._ask(step, budgets, asked)
         trees = self._choose(requests, asked, drafted, num_requests, draft_s)
         self._handed_over_s = self.clock()

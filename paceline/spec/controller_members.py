@@ -116,6 +116,7 @@ class MemberChoice(Usefulness):
         self._step_s = 0.0
         self.dear_s = 0.0  # host time spent on dear members so far
         self.asks_dear = False  # in the current step
+        self.cheap_sleep = False  # are the cheap members asked for nobody now?
         self.sleepers: set[int] = set()  # positions of requests for which the cheap members are not asked now
         self._cheap_tokens = 0.0  # that the cheap members bring, per request and step
         self._cheap_nodes = 0.0  # and for how many nodes
@@ -209,7 +210,8 @@ class MemberChoice(Usefulness):
         return [budget if i < TRIAL_REQUESTS else NO_BUDGET for i, budget in enumerate(budgets)]
 
     def worth_asking(self) -> list[str]:
-        self._asked = [name for name, account in self.accounts.items() if account.awake]
+        asked = self.dear if self.cheap_sleep else self.accounts
+        self._asked = [name for name in asked if self.accounts[name].awake]
         for name in self._asked:
             self.accounts[name].num_asked += 1
         return self._asked
