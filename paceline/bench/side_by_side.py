@@ -7,7 +7,9 @@ machine down slows all of them alike.
 What is compared is the engine, called directly, after some other prompts of the same workload: the time that a server
 takes around its steps is not in it, nor is the start, in which `auto` finds out what pays. Users whose questions are
 all answered ask others until the last answer is there, so that the batch stays full: with drafts, answers do not end
-together, and a batch that empties says nothing about the load.
+together, and a batch that empties says nothing about the load. For the same reason answers differ in length, by the
+question alike for all engines: were all of them equally long, plain decoding would end and begin them in step, and read
+all new prompts in one large pass, which costs half as much per token as it does when users come one by one.
 """
 
 import gc
@@ -31,6 +33,7 @@ from paceline.llm import LLM
 
 # Before the comparison: what is compared is an engine that has been running.
 WARM_UP_TOKENS, WARM_UP_REQUESTS = 96, 4  # of each request; requests at least, and one of each user
+GOLDEN_RATIO = 0.618034
 TURN_S = 0.01  # a step or two of one engine, then of another
 
 MakeEngine = Callable[[Setting], LLM]
@@ -99,7 +102,8 @@ class Lane:
             answer = self.answers[index] if counts else Answer(prompt.prompt_id, prompt.category, 0.0)
             answer.begin_s = self.spent_s
             try:
-                job = self.llm.submit(asked(prompt, self.llm.get_tokenizer()), sampling_params(self._sampling, index))
+                sampling = replace(self._sampling, max_tokens=length_of(index, self._sampling.max_tokens))
+                job = self.llm.submit(asked(prompt, self.llm.get_tokenizer()), sampling_params(sampling, index))
             except PacelineError as error:
                 if not counts:
                     raise
@@ -108,6 +112,11 @@ class Lane:
                 continue
             self._running[index] = job, answer
             return
+
+
+def length_of(index: int, typical: int) -> int:
+    """Tokens of an answer: half to one and a half of what is typical, evenly spread over any few in a row."""
+    return max(1, round(typical * (0.5 + (index * GOLDEN_RATIO) % 1.0)))
 
 
 def run_lanes(lanes: Sequence[Lane]) -> None:

@@ -10,7 +10,7 @@ from paceline.bench.backend import Sampling
 from paceline.bench.grid import Grid, Setting, parse_setting
 from paceline.bench.load import Load
 from paceline.bench.records import RecordFile
-from paceline.bench.side_by_side import Lane, run_lanes, run_side_by_side
+from paceline.bench.side_by_side import Lane, length_of, run_lanes, run_side_by_side
 from paceline.bench.sweep import RunOptions
 from paceline.bench.workloads import Prompt
 from paceline.errors import InvalidOptionError
@@ -71,7 +71,15 @@ def test_a_slow_engine_takes_no_time_from_the_others(monkeypatch: pytest.MonkeyP
     assert not slow.is_busy and not quick.is_busy
     assert slow.spent_s >= 0.02 * len(turns) and quick.spent_s < slow.spent_s / 2
     assert turns[1] > 0, "the quick one made steps between the first two of the slow one"
-    assert all(len(answer.event_s) == answer.num_output_tokens == 10 for answer in quick.answers)
+    lengths = [length_of(index, 10) for index in range(len(PROMPTS))]
+    assert [answer.num_output_tokens for answer in quick.answers] == lengths
+    assert all(len(answer.event_s) == answer.num_output_tokens for answer in quick.answers)
+
+
+def test_answers_differ_in_length_but_not_on_average() -> None:
+    lengths = [length_of(index, 64) for index in range(32)]
+    assert 32 <= min(lengths) < 40 and 88 < max(lengths) <= 96
+    assert abs(sum(lengths) / 32 - 64) < 3 and length_of(0, 1) == 1
 
 
 def test_a_question_that_cannot_be_asked_is_an_error_of_its_own() -> None:
