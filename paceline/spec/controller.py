@@ -33,7 +33,7 @@ from paceline.spec.services import Services
 if TYPE_CHECKING:
     from paceline.spec.config import SpeculativeConfig
 
-MARGIN, ASK_MARGIN = 1.15, 1.3  # drafts must be expected to save so many times their rows, and the time to find them
+MARGIN, ASK_MARGIN = 1.1, 1.15  # drafts must be expected to save so many times their rows, and the time to find them
 ALLOWANCE = 0.004  # share of the elapsed time that may go into asking sleepers and into trying what should not pay
 MAX_ALLOWANCE_S = 0.25  # what can be saved up
 # Steps, powers of two: sleepers are asked in the same steps, because a few nodes may be too dear where many are not.
@@ -46,7 +46,7 @@ TYPICAL_RATE = 0.05  # and how quickly the worth of a new request follows that o
 MAX_VALUE = 3.0  # times the cost of asking: however good the past was, sleep is a few useless drafts away
 TRY_EVERY = 32  # steps between two passes with drafts that should not pay, to see whether the curve still holds
 TRUST_MEMORY, TRUST_PRIOR = 0.92, 5.0  # per step looked at; and accepted tokens that full trust counts for
-MOST_TRUST = 1.25
+MOST_TRUST, CHEAP_PRIOR = 1.25, 1.0  # the latter as TRUST_PRIOR, for what cheap members draft beside dear ones
 LEAST_ROOM, FIRST_ROOM = 8, 16  # nodes asked for
 SURE_AFTER, LOOK_EVERY = 32, 4  # passes looked at one by one, at first; then every so many steps
 PEAK_MEMORY = 0.9  # per step, of how many requests there were
@@ -117,6 +117,7 @@ class AutoProposer:
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
         self._promised, self._kept_promises = 0.0, 0.0  # accepted tokens: expected, and found; both fade
         self._trust = 1.0  # found over expected, lately
+        self._cheap_expected, self._cheap_found = 0.0, 0.0  # the same of what cheap members drafted beside dear ones
         self._shared_bias = 0.0  # as a request's, for all of them
         self._looks = True  # is the pass under way looked at?
         self._looked_in = -1  # step
@@ -242,6 +243,7 @@ class AutoProposer:
             return  # prompt rows have a price of their own
         self.cost.observe(num_rows, elapsed_s, num_decodes)
         if self.choice.asks_dear:
+            self._cheap_found = TRUST_MEMORY * self._cheap_found + self.choice.num_only_cheap(own)
             plain_s = self.cost.at(num_decodes, num_decodes)
             row_s = (self.cost.at(num_rows, num_decodes) - plain_s) / max(1, num_rows - num_decodes)
             ask_s = self._draft_s * self._num_awake + self._step_own_s
@@ -337,7 +339,7 @@ class AutoProposer:
             # Dear members are judged by themselves: a request sleeps when the others do not pay for it.
             cheap_s = (spent_s + self._learn_s - (self.choice.dear_s - dear_before_s)) / num_awake
             if self._draft_s:  # what past outputs take to be indexed, all at once, is not what one draft takes
-                self._draft_s += VALUE_RATE * (min(cheap_s, 3.0 * self._draft_s) - self._draft_s)
+                self._draft_s += VALUE_RATE * (min(cheap_s, 1.5 * self._draft_s) - self._draft_s)
             else:
                 self._draft_s = cheap_s
         else:  # nobody but dear members was asked: putting their trees together is for them alone
@@ -381,6 +383,8 @@ class AutoProposer:
         token_s = selection.token_s if choice.asks_dear else selection.plain_s / num_requests
         now = self._totals["steps"] + 1
         row_s = selection.row_s
+        cheap_expected = 0.0
+        cheap_trust = (self._cheap_found + CHEAP_PRIOR) / (self._cheap_expected + CHEAP_PRIOR)
         for position, (i, record, tree) in enumerate(zip(asked, records, drafted, strict=True)):
             keep = kept[position]
             num_nodes = len(keep)
@@ -397,7 +401,11 @@ class AutoProposer:
                 if choice.asks_dear and num_nodes:  # what a dear member drafted too, it would have brought alone
                     cheap = [node for node in keep if choice.is_cheap(tree, node)]
                     gain, num_nodes = sum([chances[position][node] for node in cheap]), len(cheap)
+                    cheap_expected += gain
+                    gain *= cheap_trust
                 self._judge(record, gain * token_s - num_nodes * row_s)
+        if self._looks:
+            self._cheap_expected = TRUST_MEMORY * self._cheap_expected + cheap_expected
         return trees
 
     def _select(self, chances: Sequence[Sequence[float]], num_requests: int, drafting_s: float) -> Selection:

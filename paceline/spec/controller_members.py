@@ -27,8 +27,8 @@ from paceline.core.tree import DraftTree
 from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, union
 from paceline.spec.usefulness import Usefulness
 
-TRIAL_STEPS, TRIAL_REQUESTS = 48, 2  # at most
-DOUBTS = 2.0  # standard errors by which the profit of a trial must be below zero to end it early
+TRIAL_STEPS, TRIAL_REQUESTS = 64, 2  # at most
+DOUBTS = 2.5  # standard errors by which the profit of a trial must be below zero to end it early
 GAIN_SHARE = 0.95  # of what a member's tokens save; the rest is for what it costs unseen, such as keeping hidden states
 PRIOR_SPREAD = 0.5  # tokens: steps that brought nothing say little, because one that brings a lot may follow
 LONG_ENOUGH = 24  # steps after which a small loss counts as well, where it has been one for long
@@ -39,7 +39,7 @@ ASKED = ("trial", "pays")  # states
 LISTEN_STEPS = 12  # before a trial, where it has missed something
 WARM_UP_STEPS = 2  # of a trial, not judged
 MEMORY_STEPS = 16.0  # looked at, over which a member that pays is judged
-FIRST_PAUSE, LONGEST_PAUSE = 96, 1536  # steps between two trials
+FIRST_PAUSE, LONGEST_PAUSE = 96, 768  # steps between two trials
 TYPICAL_STEPS = 128.0  # one that has paid over so many steps
 FIRST_REST, LONGEST_REST = 16, 128  # steps: only rests, and listens meanwhile
 KNOWN_STEPS = 32  # after which a member is known at all
@@ -149,6 +149,10 @@ class MemberChoice(Usefulness):
         """Did none but cheap members draft it?"""
         assert tree.members is not None
         return self.dear.keys().isdisjoint(tree.members[node].split(MEMBER_SEPARATOR))
+
+    def num_only_cheap(self, passes: Sequence[RequestPass]) -> int:
+        """Tokens that joined the output and that none but cheap members had drafted."""
+        return sum([self.is_cheap(one.draft, node) for one in passes for node in one.accepted])
 
     def report(self) -> dict[str, Any]:
         """Member -> asked now or not, why, and its figures; for statistics and the server's page."""
@@ -342,7 +346,8 @@ class MemberChoice(Usefulness):
     def _send_to_sleep(self, member: DearMember) -> None:
         if member.usually_pays:  # what comes next, another request perhaps, may suit it
             member.begin("listens")
-            member.num_to_hear, member.rest = member.rest, min(LONGEST_REST, 2 * member.rest)
+            member.num_to_hear, member.unjudged_s = member.rest, 0.0
+            member.rest = min(LONGEST_REST, 2 * member.rest)
             return
         pause = FIRST_PAUSE
         if member.state == "trial":

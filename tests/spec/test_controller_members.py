@@ -48,7 +48,7 @@ def test_one_that_pays_stays_and_one_that_stops_paying_goes() -> None:
     assert members.report()["dear"]["state"] == "listens"  # it usually pays: it only rests
     while members.dear["dear"].state != "asleep":  # until it has not paid for long
         num_asked += run(members, 1, 0.002, accepted=False)
-    assert num_asked < 200
+    assert num_asked < 300
 
 
 def test_one_that_loses_is_tried_seldom_and_seldomer() -> None:
