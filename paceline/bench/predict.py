@@ -8,12 +8,15 @@ how long the run should have taken:
     step    = plain step + level x (T(requests + nodes) - T(requests)) + drafting
     seconds = plain run - plain passes x plain step + passes x step
 
-Requests bring contexts to read, whatever their rows: that is in the plain step and not in T. The level is how much
-slower the machine was than when T was taken, from the plain run with the fewest users, which has the least else in it.
+Requests bring work whatever their rows: that is in the plain step and not in T. The level is how much slower the
+machine was than when T was taken. There are two witnesses: the plain run beside, whose steps are longer for the requests' own
+work as well, and the plain run with the fewest users, which has the least of that but was taken at another time. Their
+geometric mean is taken.
 The plain run's time beyond its passes (reading prompts, filling and draining the batch) is taken over as it is. The
 prediction of a cell is the median over its repeats, as the measurement is.
 """
 
+import math
 import statistics
 from dataclasses import dataclass
 from typing import Any
@@ -95,7 +98,9 @@ def _plain_step_s(plain: dict[str, Any]) -> float | None:
 
 
 def _predict(own: dict[str, Any], plain: dict[str, Any], curve: PassCost, level: float) -> float | None:
-    """The speedup of a run, from its summary and that of the plain run beside it; None: a server that does not say."""
+    """The speedup of a run, from its summary and that of the plain run beside it; None: a server that does not say.
+
+    `level`: the machine's, by the plain run with the fewest users."""
     spoken, plain_spoken, engine = own.get("speculation"), plain.get("speculation"), own.get("engine")
     if not spoken or not plain_spoken or not engine or "num_passes" not in engine:
         return None
@@ -103,6 +108,7 @@ def _predict(own: dict[str, Any], plain: dict[str, Any], curve: PassCost, level:
     batch, plain_batch = spoken["num_steps"] / passes, plain_spoken["num_steps"] / plain_passes
     expected_passes = plain["num_output_tokens"] / (spoken["mean_acceptance_length"] * batch)
     plain_step_s = _plain_step_s(plain) or level * curve(plain_batch)
+    level = math.sqrt(level * plain_step_s / curve(plain_batch))
     rows = batch + spoken["num_draft_tokens"] / passes
     step_s = plain_step_s + level * (curve(rows) - curve(plain_batch)) + engine["draft_s"] / passes
     wall_s = plain["wall_s"] - plain_passes * plain_step_s + expected_passes * step_s

@@ -48,6 +48,7 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     curve.add_argument("--rows", type=int, nargs="+")
     curve.add_argument("--temperature", type=float, default=0.0)
     curve.add_argument("--rounds", type=int, default=3)
+    curve.add_argument("--context", type=int, default=128, help="tokens before each row (default: 128)")
     options.add_model_arguments(curve)
     curve.set_defaults(bench_run=_curve)
 
@@ -176,7 +177,8 @@ def _curve(args: argparse.Namespace) -> int:
 
     rows = args.rows or DEFAULT_ROWS
     given = options.model_options(args)
-    curve = measure_curve(args.model, rows, temperature=args.temperature, num_rounds=args.rounds, **given)
+    given |= {"temperature": args.temperature, "num_rounds": args.rounds, "context": args.context}
+    curve = measure_curve(args.model, rows, **given)
     points = list(zip(curve.rows, curve.seconds, strict=True))
     if args.plot:
         series = [Series(args.model, list(curve.rows), [1e3 * seconds for seconds in curve.seconds])]

@@ -117,7 +117,8 @@ class AutoProposer:
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
         self._promised, self._kept_promises = 0.0, 0.0  # accepted tokens: expected, and found; both fade
         self._trust = 1.0  # found over expected, lately
-        self._cheap_expected, self._cheap_found = 0.0, 0.0  # the same of what cheap members drafted beside dear ones
+        # The same of what cheap members drafted beside dear ones: expected, found, and expected of the pass under way.
+        self._cheap_expected = self._cheap_found = self._cheap_promised = 0.0
         self._shared_bias = 0.0  # as a request's, for all of them
         self._looks = True  # is the pass under way looked at?
         self._looked_in = -1  # step
@@ -243,6 +244,7 @@ class AutoProposer:
             return  # prompt rows have a price of their own
         self.cost.observe(num_rows, elapsed_s, num_decodes)
         if self.choice.asks_dear:
+            self._cheap_expected = TRUST_MEMORY * self._cheap_expected + self._cheap_promised
             self._cheap_found = TRUST_MEMORY * self._cheap_found + self.choice.num_only_cheap(own)
             plain_s = self.cost.at(num_decodes, num_decodes)
             row_s = (self.cost.at(num_rows, num_decodes) - plain_s) / max(1, num_rows - num_decodes)
@@ -375,37 +377,24 @@ class AutoProposer:
         else:
             kept, gains = above_bar(chances, selection.bar)
             self._reasons["pays" if any(kept) else "nothing_drafted"] += 1
-        self._expected = sum(gains) / max(trust, 1e-6)
+        self._expected, self._cheap_promised = sum(gains) / max(trust, 1e-6), 0.0
         choice = self.choice
         if choice.asks_dear and self._looks:
             choice.expect(drafted, kept, chances)
-        # Without the cheap members' drafts a token would cost what it costs with the dear ones' alone, or plainly.
-        token_s = selection.token_s if choice.asks_dear else selection.plain_s / num_requests
         now = self._totals["steps"] + 1
-        row_s = selection.row_s
-        cheap_expected = 0.0
-        cheap_trust = (self._cheap_found + CHEAP_PRIOR) / (self._cheap_expected + CHEAP_PRIOR)
-        for position, (i, record, tree) in enumerate(zip(asked, records, drafted, strict=True)):
-            keep = kept[position]
-            num_nodes = len(keep)
-            self._totals["offered_nodes"] += num_nodes
+        for i, record, tree, keep in zip(asked, records, drafted, kept, strict=True):
+            self._totals["offered_nodes"] += len(keep)
             record.tree, record.drafted_in = tree, now
-            record.follow(num_nodes)
+            record.follow(len(keep))
             # A tree sampled from a distribution of its own must not be pruned by what was drawn.
-            if num_nodes == len(tree.token_ids) or tree.draft_probs is not None:
+            if len(keep) == len(tree.token_ids) or tree.draft_probs is not None:
                 trees[i] = tree
             elif keep:
                 trees[i] = tree.select(keep)
-            if position not in choice.sleepers:
-                gain = gains[position]
-                if choice.asks_dear and num_nodes:  # what a dear member drafted too, it would have brought alone
-                    cheap = [node for node in keep if choice.is_cheap(tree, node)]
-                    gain, num_nodes = sum([chances[position][node] for node in cheap]), len(cheap)
-                    cheap_expected += gain
-                    gain *= cheap_trust
-                self._judge(record, gain * token_s - num_nodes * row_s)
-        if self._looks:
-            self._cheap_expected = TRUST_MEMORY * self._cheap_expected + cheap_expected
+        if self._num_awake:
+            # Without their drafts a token would cost what it costs with the dear members' alone, or plainly.
+            token_s = selection.token_s if choice.asks_dear else selection.plain_s / num_requests
+            self._judge_cheap(records, drafted, kept, chances, token_s, selection.row_s)
         return trees
 
     def _select(self, chances: Sequence[Sequence[float]], num_requests: int, drafting_s: float) -> Selection:
@@ -423,8 +412,31 @@ class AutoProposer:
             self._reasons["too_dear" if any(chances) else "nothing_drafted"] += 1
         return selection
 
+    def _judge_cheap(
+        self,
+        records: Sequence[RequestRecord],
+        drafted: Sequence[DraftTree],
+        kept: Sequence[Sequence[int]],
+        chances: Sequence[Sequence[float]],
+        token_s: float,
+        row_s: float,
+    ) -> None:
+        """Was it worth asking the cheap members? Their requests sleep longer and longer where it was not."""
+        choice = self.choice
+        trust = (self._cheap_found + CHEAP_PRIOR) / (self._cheap_expected + CHEAP_PRIOR)
+        for position, (record, tree, keep) in enumerate(zip(records, drafted, kept, strict=True)):
+            if position in choice.sleepers:
+                continue
+            nodes = keep
+            if choice.asks_dear:  # what a dear member drafted too, it would have brought alone
+                nodes = [node for node in keep if choice.is_cheap(tree, node)]
+            gain = sum([chances[position][node] for node in nodes])
+            if choice.asks_dear:
+                self._cheap_promised += gain
+                gain *= trust
+            self._judge(record, gain * token_s - len(nodes) * row_s)
+
     def _judge(self, record: RequestRecord, saved_s: float) -> None:
-        """Was it worth asking the cheap members? Sleep longer and longer where it was not."""
         most_s = MAX_VALUE * self._draft_s
         value_s = min(most_s, saved_s)
         typical_s = min(most_s, self._typical_value_s)

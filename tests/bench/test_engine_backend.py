@@ -64,7 +64,7 @@ def test_the_curve_times_steps_of_exactly_so_many_rows(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(model.decoder, "forward", watched)
     monkeypatch.setattr("paceline.bench.curve.PROMPT", "abc")
-    curve = measure_curve(model, [1, 5], num_tokens=10, num_rounds=1, **LIMITS)
+    curve = measure_curve(model, [1, 5], num_tokens=10, num_rounds=1, context=3, **LIMITS)
     assert curve.rows == (1.0, 5.0) and {1, 5} <= seen
     with pytest.raises(InvalidOptionError, match="1 row or more"):
         measure_curve(model, [0], **LIMITS)
