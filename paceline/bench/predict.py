@@ -9,9 +9,9 @@ how long the run should have taken:
     seconds = plain run - plain passes x plain step + passes x step
 
 Requests bring work whatever their rows: that is in the plain step and not in T. The level is how much slower the
-machine was than when T was taken. There are two witnesses: the plain run beside, whose steps are longer for the requests' own
-work as well, and the plain run with the fewest users, which has the least of that but was taken at another time. Their
-geometric mean is taken.
+machine was than when T was taken. There are two witnesses: the plain run beside, whose steps are longer for the
+requests' own work as well, and the plain run with the fewest users, which has the least of that but was taken at
+another time. Their geometric mean is taken.
 The plain run's time beyond its passes (reading prompts, filling and draining the batch) is taken over as it is. The
 prediction of a cell is the median over its repeats, as the measurement is.
 """
