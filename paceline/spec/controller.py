@@ -373,14 +373,15 @@ class AutoProposer:
         if self._looks or selection is None or selection.bar >= 1.0 or self._last_batch != num_requests:
             selection = self._last = self._select(chances, num_requests, drafting_s)
             self._last_batch = num_requests
-            kept, gains = selection.keep, selection.gains
+            kept = selection.keep
         else:
-            kept, gains = above_bar(chances, selection.bar)
+            kept = above_bar(chances, selection.bar)
             self._reasons["pays" if any(kept) else "nothing_drafted"] += 1
-        self._expected, self._cheap_promised = sum(gains) / max(trust, 1e-6), 0.0
         choice = self.choice
-        if choice.asks_dear and self._looks:
-            choice.expect(drafted, kept, chances)
+        if self._looks:
+            self._expected, self._cheap_promised = sum(selection.gains) / max(trust, 1e-6), 0.0
+            if choice.asks_dear:
+                choice.expect(drafted, kept, chances)
         now = self._totals["steps"] + 1
         for i, record, tree, keep in zip(asked, records, drafted, kept, strict=True):
             self._totals["offered_nodes"] += len(keep)

@@ -122,6 +122,7 @@ class MemberChoice(Usefulness):
         self._cheap_nodes = 0.0  # and for how many nodes
         self._expected: dict[str, float] = {}  # dear member -> tokens that its nodes in this pass should bring
         self._order: list[str] = list(self.dear)  # the dear ones, the most profitable first
+        self._only_cheap: dict[str, bool] = {}  # a node's drafters -> none of them dear
         self._owners: dict[str, str] = {}  # a node's drafters -> whom it counts for, in that order
 
     @property
@@ -148,7 +149,11 @@ class MemberChoice(Usefulness):
     def is_cheap(self, tree: DraftTree, node: int) -> bool:
         """Did none but cheap members draft it?"""
         assert tree.members is not None
-        return self.dear.keys().isdisjoint(tree.members[node].split(MEMBER_SEPARATOR))
+        names = tree.members[node]
+        cheap = self._only_cheap.get(names)
+        if cheap is None:
+            cheap = self._only_cheap[names] = self.dear.keys().isdisjoint(names.split(MEMBER_SEPARATOR))
+        return cheap
 
     def num_only_cheap(self, passes: Sequence[RequestPass]) -> int:
         """Tokens that joined the output and that none but cheap members had drafted."""

@@ -103,7 +103,6 @@ def select(
     return Selection(keep, gains, best, plain_s, best_s, speedup, token_s, loss_s, bar)
 
 
-def above_bar(chances: Sequence[Sequence[float]], bar: float) -> tuple[list[list[int]], list[float]]:
-    """`keep` and `gains` of a selection, in short: whatever passes the last one's bar, the curve left alone."""
-    keep = [[node for node, chance in enumerate(tree) if chance >= bar] for tree in chances]
-    return keep, [sum([tree[node] for node in nodes]) for tree, nodes in zip(chances, keep, strict=True)]
+def above_bar(chances: Sequence[Sequence[float]], bar: float) -> list[list[int]]:
+    """`keep` of a selection, in short: whatever passes the last one's bar, the curve left alone."""
+    return [[node for node, chance in enumerate(tree) if chance >= bar] for tree in chances]
