@@ -34,7 +34,7 @@ class Opinions:
         exact = self._exact[name].get((position, tuple(path)))
         if exact is not None:
             return exact
-        before = path[-2] if len(path) > 1 else _token_before(self._recorded[name], position)
+        before = _token_before(self._recorded[name], position, path)
         for key in ((before, path[-1]), path[-1]):
             places = self._places[name].get(key, [])
             found = bisect.bisect_right(places, position, key=lambda said: said[0])
@@ -47,10 +47,13 @@ def _all_said(one: Recorded) -> Iterator[tuple[int, int, int, Top]]:
     """(output position, the token before, the token, what the target said next), of tokens rejected and accepted."""
     for position, token in enumerate(one.output_token_ids[:-1]):
         # known once the token is out, so after what was rejected at its place
-        yield position + 1, _token_before(one, position), token, one.top_token_ids[position + 1]
+        yield position + 1, _token_before(one, position, [token]), token, one.top_token_ids[position + 1]
     for position, path, top in one.rejected:
-        yield position, path[-2] if len(path) > 1 else _token_before(one, position), path[-1], top
+        yield position, _token_before(one, position, path), path[-1], top
 
 
-def _token_before(one: Recorded, position: int) -> int:
+def _token_before(one: Recorded, position: int, path: Sequence[int]) -> int:
+    """The one before the last of a path that begins at this output position."""
+    if len(path) > 1:
+        return path[-2]
     return one.output_token_ids[position - 1] if position else one.prompt_token_ids[-1]

@@ -9,15 +9,15 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from paceline.bench.backend import Sampling
+from paceline.bench.engine_backend import asked, sampling_params
 from paceline.bench.workloads import Prompt
-from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError
 from paceline.llm import LLM
@@ -51,24 +51,13 @@ def record(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[Reco
     """Run the prompts (together, as the engine batches them) and keep what the target said.
 
     An engine that drafts with `recycling`, one request after the other, leaves the richest recording."""
-    params = [
-        SamplingParams(
-            temperature=sampling.temperature,
-            max_tokens=sampling.max_tokens,
-            seed=sampling.seed + i,
-            ignore_eos=sampling.ignore_eos,
-            logprobs=NUM_TOP_TOKENS,
-        )
-        for i in range(len(prompts))
-    ]
-    tokenizer = llm.get_tokenizer()
-    chat = getattr(tokenizer, "has_chat_template", False)
-    asked = [llm.chat_prompt([{"role": "user", "content": p.text}]) if p.chat and chat else p.text for p in prompts]
+    params = [replace(sampling_params(sampling, i), logprobs=NUM_TOP_TOKENS) for i in range(len(prompts))]
+    questions = [asked(prompt, llm.get_tokenizer()) for prompt in prompts]
     vocab_size = llm.engine.model.decoder.config.vocab_size
     recorded = []
     rejected: dict[str, list[Note]] = defaultdict(list)
     with _listening(llm.engine.core.speculator, rejected):
-        outputs = llm.generate(asked, params)
+        outputs = llm.generate(questions, params)
     for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         if output.error is not None:
             raise output.error

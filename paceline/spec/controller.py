@@ -13,7 +13,6 @@ Pruning is exact: with sample-match verification the output does not depend on w
     LLM(model, {"method": "auto", "members": ["ngram", "suffix"], "node_budget": 16})   limits by hand
 """
 
-import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.request import Request, RequestStatus
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.lab.expected import reach_probabilities
 from paceline.spec.controller_cost import PassCostModel, calibrate
 from paceline.spec.controller_members import TRIAL_REQUESTS, MemberChoice
 from paceline.spec.controller_select import Selection, above_bar, path_chances, select, shifted
@@ -75,11 +75,6 @@ class RequestRecord:
             self.room *= 2
         elif 4 * num_kept < self.room:
             self.room = max(LEAST_ROOM, self.room // 2)
-
-
-def _gains(chance: float) -> list[float]:
-    """Tokens accepted of a chain, by its length, where each of its nodes is right with this chance."""
-    return list(itertools.accumulate(chance**depth for depth in range(1, HOPED_DEPTH + 1)))
 
 
 class AutoProposer:
@@ -223,7 +218,7 @@ class AutoProposer:
         self._handed_over_s = None
         if not self._looks:
             self.choice.pass_over()
-            self._allowance_s = min(MAX_ALLOWANCE_S, self._allowance_s + ALLOWANCE * elapsed_s)
+            self._earn(elapsed_s)
             return
         num_decodes = num_rows = accepted = 0
         reads_prompt = False
@@ -252,6 +247,9 @@ class AutoProposer:
             self.choice.judge(own, plain_s / num_decodes, row_s, elapsed_s, ask_s / num_decodes)
         else:
             self.choice.note(accepted, num_rows - num_decodes, len(own), elapsed_s)
+        self._earn(elapsed_s)
+
+    def _earn(self, elapsed_s: float) -> None:
         self._allowance_s = min(MAX_ALLOWANCE_S, self._allowance_s + ALLOWANCE * elapsed_s)
 
     def _learn_bias(self, record: RequestRecord, new_token_ids: Sequence[int]) -> None:
@@ -288,10 +286,13 @@ class AutoProposer:
         hope = self._hopes.get(num_requests)
         if hope is None:
             costs = [self.cost.at(num_requests * (1 + depth), num_requests) for depth in range(HOPED_DEPTH + 1)]
-            saved_s = [[gain * costs[0] for gain in _gains(chance)] for chance in (HOPED_CHANCE, COPIED_CHANCE)]
             spent_s = [cost - costs[0] for cost in costs[1:]]
-            hope_s = max([saved - spent for saved, spent in zip(saved_s[0], spent_s, strict=True)])
-            may_pay = any(saved > MARGIN * spent for saved, spent in zip(saved_s[1], spent_s, strict=True))
+            hoped_s, copied_s = (
+                (reach_probabilities(chance, HOPED_DEPTH).cumsum() * costs[0]).tolist()  # saved, by a chain's length
+                for chance in (HOPED_CHANCE, COPIED_CHANCE)
+            )
+            hope_s = max([saved - spent for saved, spent in zip(hoped_s, spent_s, strict=True)])
+            may_pay = any(saved > MARGIN * spent for saved, spent in zip(copied_s, spent_s, strict=True))
             hope = self._hopes[num_requests] = hope_s, may_pay
         return hope
 
@@ -379,7 +380,7 @@ class AutoProposer:
             self._reasons["pays" if any(kept) else "nothing_drafted"] += 1
         choice = self.choice
         if self._looks:
-            self._expected, self._cheap_promised = sum(selection.gains) / max(trust, 1e-6), 0.0
+            self._expected, self._cheap_promised = selection.gain / max(trust, 1e-6), 0.0
             if choice.asks_dear:
                 choice.expect(drafted, kept, chances)
         now = self._totals["steps"] + 1
@@ -456,6 +457,6 @@ class AutoProposer:
         if last.num_nodes == 0:
             return f"off: no draft for {batch} is expected to save more than it costs"
         return (
-            f"{last.num_nodes} nodes for {batch}: {sum(last.gains):.2f} more tokens for "
+            f"{last.num_nodes} nodes for {batch}: {last.gain:.2f} more tokens for "
             f"{(last.pass_s / last.plain_s - 1):.0%} more time, {last.speedup:.2f}x"
         )

@@ -51,14 +51,14 @@ class PassCostModel:
         self._log_shape = [math.log(_interpolate(sorted(prior.items()), knot)) for knot in KNOTS]
         self._measured = list(self._log_shape) if len(prior) >= LEAST_CALIBRATION else None
         self._level, self._request_s = 1.0, 0.0
-        self._spread = [0.0, 0.0, 0.0]  # variance of the level, covariance, variance of request_s
+        self._spread: list[float] = []  # variance of the level, covariance, variance of request_s
         self._curve: list[float] = []  # the shape at the knots, never falling
         self._dense: list[float] = []  # the same at 0, 1, 2, ... rows
         self._last_error = [0.0] * len(KNOTS)
         self._last_knot = self._other_knot = -1  # seen last, and before it another one
         self.num_observed = 0
         self._draw()
-        self._doubt(FIRST_DOUBT)
+        self._begin_doubt()
 
     def at(self, rows: int, requests: int = 0) -> float:
         return self._level * self._shape(rows) + self._request_s * requests
@@ -83,7 +83,7 @@ class PassCostModel:
         expected_s = self.at(rows, requests)
         if self.num_observed == 1 and (self._measured is None or not 1 / FAR_OFF < seconds / expected_s < FAR_OFF):
             self._level *= seconds / expected_s  # the scale of a guess says nothing, nor does that of another machine
-            self._doubt(FIRST_DOUBT)
+            self._begin_doubt()
         else:
             error_s = min(OUTLIER * expected_s, max(-OUTLIER * expected_s, seconds - expected_s))
             self._correct(self._shape(rows), requests, error_s, NOISE * expected_s)
@@ -109,8 +109,9 @@ class PassCostModel:
             request - share * to_request * to_request,
         ]
 
-    def _doubt(self, doubts: tuple[float, float]) -> None:
-        self._spread = [(doubts[0] * self._level) ** 2, 0.0, (doubts[1] * self._level * self._dense[1]) ** 2]
+    def _begin_doubt(self) -> None:
+        of_level, of_request = FIRST_DOUBT
+        self._spread = [(of_level * self._level) ** 2, 0.0, (of_request * self._level * self._dense[1]) ** 2]
 
     def _bend(self, rows: int, error: float) -> None:
         """A knot that is wrong again in one direction, while another is not, is moved quickly."""

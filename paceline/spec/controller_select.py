@@ -23,7 +23,7 @@ BAR_ROWS = 4  # over which the price of a further row is taken: one alone may be
 @dataclass(slots=True)
 class Selection:
     keep: list[list[int]]  # per tree: nodes kept, ascending
-    gains: list[float]  # per tree: expected accepted tokens of the nodes kept
+    gain: float  # expected accepted tokens of the nodes kept
     num_nodes: int
     plain_s: float  # expected time of the pass without drafts
     pass_s: float  # and with the nodes kept
@@ -88,19 +88,18 @@ def select(
         if not force:
             best, best_s = 0, plain_s
     keep: list[list[int]] = [[] for _ in chances]
-    gains = [0.0] * len(chances)
-    for negative, i, node in ranked[:best]:
+    for _, i, node in ranked[:best]:
         keep[i].append(node)
-        gains[i] -= negative
     for nodes in keep:
         nodes.sort()
-    speedup, token_s, bar = 1.0, 1.0 / plain_rate, 1.0
+    gain, speedup, token_s, bar = 0.0, 1.0, 1.0 / plain_rate, 1.0
     if best:
+        gain = best_tokens - num_requests
         speedup, token_s = best_tokens / best_s / plain_rate, min(token_s, (drafting_s + best_s) / best_tokens)
         if loss_s == 0.0 and not force:
             rows_s = cost.at(num_requests + best + BAR_ROWS, num_requests) - best_s
             bar = max(LEAST_CHANCE, rows_s / BAR_ROWS / token_s)
-    return Selection(keep, gains, best, plain_s, best_s, speedup, token_s, loss_s, bar)
+    return Selection(keep, gain, best, plain_s, best_s, speedup, token_s, loss_s, bar)
 
 
 def above_bar(chances: Sequence[Sequence[float]], bar: float) -> list[list[int]]:
