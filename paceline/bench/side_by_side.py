@@ -48,7 +48,7 @@ class Lane:
         self.began_s = 0.0  # what it was when the last questions came
         self.num_emitted = 0  # tokens, since then
         self.answers: list[Answer] = []  # to the questions that count
-        self._step_began_s: float | None = None
+        self._elsewhere_s = 0.0  # on the machine's clock, outside this engine's steps
         self._questions: Iterator[tuple[int, Prompt]] = iter(())
         self._num_open = 0  # questions that count and are not answered yet
         self._sampling = Sampling()
@@ -56,8 +56,8 @@ class Lane:
         llm.engine.core.speculator.use_clock(self.now)
 
     def now(self) -> float:
-        """Seconds that this engine has been at work."""
-        return self.spent_s + (0.0 if self._step_began_s is None else time.perf_counter() - self._step_began_s)
+        """Seconds that this engine has been at work, during a step of its own: asked several times in each."""
+        return time.perf_counter() - self._elsewhere_s
 
     @property
     def is_busy(self) -> bool:
@@ -73,11 +73,11 @@ class Lane:
             self._ask_next()
 
     def step(self) -> None:
-        self._step_began_s = time.perf_counter()
+        self._elsewhere_s = time.perf_counter() - self.spent_s
         try:
             self.llm.step()
         finally:
-            self.spent_s, self._step_began_s = self.now(), None
+            self.spent_s = self.now()
         for index, (job, answer) in list(self._running.items()):
             num_new = job.requests[0].num_output_tokens - answer.num_output_tokens
             if num_new:

@@ -49,10 +49,16 @@ TRUST_MEMORY, TRUST_PRIOR = 0.92, 5.0  # per step looked at; and accepted tokens
 MOST_TRUST, CHEAP_PRIOR = 1.25, 1.0  # the latter as TRUST_PRIOR, for what cheap members draft beside dear ones
 LEAST_ROOM, FIRST_ROOM = 8, 16  # nodes asked for
 SURE_AFTER, LOOK_EVERY = 32, 4  # passes looked at one by one, at first; then every so many steps
+COST_EVERY = 8  # steps between two passes whose cost is learned, then
+NOBODY: frozenset[int] = frozenset()
 PEAK_MEMORY = 0.9  # per step, of how many requests there were
 HOPE_EVERY = 64  # steps between two looks at which batches are hopeless
 # What a dear drafter may reach at best, and a cheap one that copies: where even that would not pay, nobody is asked.
 HOPED_CHANCE, COPIED_CHANCE, HOPED_DEPTH = 0.75, 0.95, 6
+# The tokens that such chains of 1, 2, ... nodes bring.
+HOPED_TOKENS, COPIED_TOKENS = (
+    reach_probabilities(chance, HOPED_DEPTH).cumsum().tolist() for chance in (HOPED_CHANCE, COPIED_CHANCE)
+)
 
 
 @dataclass(slots=True)
@@ -66,9 +72,6 @@ class RequestRecord:
     sleep: int = 0  # it is asked every so many steps; 0: awake
     watch: RepeatWatch = field(default_factory=RepeatWatch)  # while it sleeps
     room: int = FIRST_ROOM  # nodes to ask for: follows what was kept, because drafting takes time too
-
-    def budget(self, limit: Budget) -> Budget:
-        return Budget(min(limit.num_nodes, self.room), limit.max_depth)
 
     def follow(self, num_kept: int) -> None:
         if 4 * num_kept >= 3 * self.room:
@@ -115,6 +118,10 @@ class AutoProposer:
         # The same of what cheap members drafted beside dear ones: expected, found, and expected of the pass under way.
         self._cheap_expected = self._cheap_found = self._cheap_promised = 0.0
         self._shared_bias = 0.0  # as a request's, for all of them
+        self.steps_to_rest = 0  # that it need not be asked in: nobody is worth asking before the next look
+        self._planned_rest = 0  # what that was at first
+        self._elapsed_s = 0.0  # of the last pass that it was told of
+        self._is_sure = False  # of the costs, and nobody on trial: then it need not look at every pass
         self._looks = True  # is the pass under way looked at?
         self._looked_in = -1  # step
         self._may_pay = True  # cheap drafts, at best
@@ -122,7 +129,7 @@ class AutoProposer:
         self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0, "tried_at_a_loss": 0}
         self._own_s = self._step_own_s = 0.0  # in all steps, and in the last one
         self._last: Selection | None = None
-        self._last_batch = 0
+        self._num_requests = 0  # in the batch, at the last look
         self._reasons: Counter[str] = Counter()  # why steps went as they did
 
     @property
@@ -160,13 +167,18 @@ class AutoProposer:
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         begin_s = self.clock()
         requests = step.requests
-        num_running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
-        num_requests = max(num_running, len(requests))
+        num_rested = self._planned_rest - self.steps_to_rest
+        if num_rested:
+            self._totals["steps"] += num_rested
+            self._reasons["asleep"] += num_rested
+            self._earn(num_rested * self._elapsed_s)
         now = self._totals["steps"]
-        is_sure = self.choice.is_settled and self.cost.num_observed >= SURE_AFTER
-        self._looks = not is_sure or now % LOOK_EVERY == 0
+        self._is_sure = self.choice.is_settled and self.cost.num_observed >= SURE_AFTER
+        self._looks = not self._is_sure or now % LOOK_EVERY == 0 or len(requests) > self._num_requests
         if self._looks:
-            self._look_ahead(num_requests, now - self._looked_in)
+            num_running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
+            self._num_requests = max(num_running, len(requests))
+            self._look_ahead(now - self._looked_in)
             self._looked_in = now
         awake = self._whom_to_ask(requests) if self._may_pay or now % LONGEST_SLEEP == 0 else []
         asked = awake
@@ -174,20 +186,22 @@ class AutoProposer:
             asked = list(range(len(requests)))
         elif self.choice.has_trial:  # the first requests, whether they sleep or not
             asked = sorted({*range(min(TRIAL_REQUESTS, len(requests))), *awake})
-        self.choice.sleepers = {i for i, index in enumerate(asked) if index not in awake} if asked != awake else set()
+        self.choice.sleepers = NOBODY if asked is awake else {i for i, at in enumerate(asked) if at not in awake}
         self._num_awake = len(awake)
         self.choice.cheap_sleep = not awake
         drafted, draft_s = self._ask(step, budgets, asked)
-        trees = self._choose(requests, asked, drafted, num_requests, draft_s)
+        trees = self._choose(requests, asked, drafted, draft_s)
+        can_rest = self._is_sure and self.choice.all_sleep and not (self._may_pay and self._any_light)
+        self._planned_rest = self.steps_to_rest = LOOK_EVERY - 1 - now % LOOK_EVERY if can_rest else 0
         self._handed_over_s = self.clock()
         self._step_own_s = self._handed_over_s - begin_s - draft_s
         self._own_s += self._step_own_s
         self._totals["steps"] += 1
         return trees
 
-    def _look_ahead(self, num_requests: int, num_steps: int) -> None:
+    def _look_ahead(self, num_steps: int) -> None:
         """Who may pay at all, from now on."""
-        self._peak = max(float(num_requests), PEAK_MEMORY**num_steps * self._peak)
+        self._peak = max(float(self._num_requests), PEAK_MEMORY**num_steps * self._peak)
         hope_s, self._may_pay = self._hope(int(self._peak))
         self.choice.begin_step(int(self._peak), hope_s, num_steps)
 
@@ -214,7 +228,7 @@ class AutoProposer:
     def _learn_cost(self, step: StepContext, now_s: float) -> None:
         if self._handed_over_s is None:
             return
-        elapsed_s = now_s - self._handed_over_s
+        elapsed_s = self._elapsed_s = now_s - self._handed_over_s
         self._handed_over_s = None
         if not self._looks:
             self.choice.pass_over()
@@ -237,7 +251,8 @@ class AutoProposer:
         if not num_decodes or elapsed_s <= 0.0 or reads_prompt:
             self.choice.skip()
             return  # prompt rows have a price of their own
-        self.cost.observe(num_rows, elapsed_s, num_decodes)
+        if not self._is_sure or self._looked_in % COST_EVERY == 0:
+            self.cost.observe(num_rows, elapsed_s, num_decodes)
         if self.choice.asks_dear:
             self._cheap_expected = TRUST_MEMORY * self._cheap_expected + self._cheap_promised
             self._cheap_found = TRUST_MEMORY * self._cheap_found + self.choice.num_only_cheap(own)
@@ -287,11 +302,8 @@ class AutoProposer:
         if hope is None:
             costs = [self.cost.at(num_requests * (1 + depth), num_requests) for depth in range(HOPED_DEPTH + 1)]
             spent_s = [cost - costs[0] for cost in costs[1:]]
-            hoped_s, copied_s = (
-                (reach_probabilities(chance, HOPED_DEPTH).cumsum() * costs[0]).tolist()  # saved, by a chain's length
-                for chance in (HOPED_CHANCE, COPIED_CHANCE)
-            )
-            hope_s = max([saved - spent for saved, spent in zip(hoped_s, spent_s, strict=True)])
+            hope_s = max([tokens * costs[0] - spent for tokens, spent in zip(HOPED_TOKENS, spent_s, strict=True)])
+            copied_s = [tokens * costs[0] for tokens in COPIED_TOKENS]
             may_pay = any(saved > MARGIN * spent for saved, spent in zip(copied_s, spent_s, strict=True))
             hope = self._hopes[num_requests] = hope_s, may_pay
         return hope
@@ -333,8 +345,13 @@ class AutoProposer:
         part = step
         if len(asked) < len(step.requests):
             part = replace(step, requests=[step.requests[i] for i in asked])
-        given = [self._record(step.requests[i]).budget(budgets[i]) for i in asked]
+        given = []
+        for i in asked:
+            request, (num_nodes, max_depth) = step.requests[i], budgets[i]
+            record = self._records.get(request.request_id) or self._record(request)
+            given.append(Budget(min(num_nodes, record.room), max_depth))
         dear_before_s = self.choice.dear_s
+        self.drafters.learns = self._looks
         trees = self.drafters.propose(part, given)
         spent_s = self.clock() - begin_s
         num_awake = self._num_awake
@@ -356,7 +373,6 @@ class AutoProposer:
         requests: Sequence[Request],
         asked: Sequence[int],
         drafted: Sequence[DraftTree],
-        num_requests: int,
         drafting_s: float,
     ) -> list[DraftTree]:
         trees = [EMPTY_TREE] * len(requests)
@@ -371,9 +387,8 @@ class AutoProposer:
             for tree, record in zip(drafted, records, strict=True)
         ]
         selection = self._last
-        if self._looks or selection is None or selection.bar >= 1.0 or self._last_batch != num_requests:
-            selection = self._last = self._select(chances, num_requests, drafting_s)
-            self._last_batch = num_requests
+        if self._looks or selection is None:
+            selection = self._last = self._select(chances, drafting_s)
             kept = selection.keep
         else:
             kept = above_bar(chances, selection.bar)
@@ -395,19 +410,19 @@ class AutoProposer:
                 trees[i] = tree.select(keep)
         if self._num_awake:
             # Without their drafts a token would cost what it costs with the dear members' alone, or plainly.
-            token_s = selection.token_s if choice.asks_dear else selection.plain_s / num_requests
+            token_s = selection.token_s if choice.asks_dear else selection.plain_s / self._num_requests
             self._judge_cheap(records, drafted, kept, chances, token_s, selection.row_s)
         return trees
 
-    def _select(self, chances: Sequence[Sequence[float]], num_requests: int, drafting_s: float) -> Selection:
+    def _select(self, chances: Sequence[Sequence[float]], drafting_s: float) -> Selection:
         """What pays; now and then, where nothing does, what loses least."""
-        selection = select(chances, num_requests, self.cost, MARGIN, drafting_s)
+        selection = select(chances, self._num_requests, self.cost, MARGIN, drafting_s)
         due = self._totals["steps"] % TRY_EVERY == 0
         if due and selection.num_nodes == 0 and 0.0 < selection.loss_s <= self._allowance_s:
             self._allowance_s -= selection.loss_s
             self._totals["tried_at_a_loss"] += 1
             self._reasons["probe"] += 1
-            return select(chances, num_requests, self.cost, MARGIN, drafting_s, force=True)
+            return select(chances, self._num_requests, self.cost, MARGIN, drafting_s, force=True)
         if selection.num_nodes:
             self._reasons["pays"] += 1
         else:
@@ -453,7 +468,7 @@ class AutoProposer:
         last = self._last
         if last is None:
             return "nothing asked yet"
-        batch = f"{self._last_batch} request{'s' if self._last_batch != 1 else ''}"
+        batch = f"{self._num_requests} request{'s' if self._num_requests != 1 else ''}"
         if last.num_nodes == 0:
             return f"off: no draft for {batch} is expected to save more than it costs"
         return (

@@ -18,7 +18,7 @@ next one comes later and later, so that all trials together stay a small share o
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ TYPICAL_STEPS = 128.0  # one that has paid over so many steps
 FIRST_REST, LONGEST_REST = 16, 128  # steps: only rests, and listens meanwhile
 KNOWN_STEPS = 32  # after which a member is known at all
 MOST_SKIPPED = 32  # steps of a trial that read prompts too: then it ends, without a verdict
-GROWING_SHARE = 0.25  # of the time that a trial takes, at least, grows with the requests
+GROWING_SHARE = 0.35  # of the time that a trial takes, at least, grows with the requests
 FEWER = 4  # times fewer requests than in the last trial: reason enough for another one
 TRIAL_SHARE = 0.01  # of the elapsed time, that trials which lose may take
 
@@ -58,9 +58,9 @@ class DearMember:
     spread: float = 0.0  # its variance
     typical_s: float = 0.0  # the profit over a long time
     spent_s: float = 0.0  # since the last step was judged
-    least_s: float = math.inf  # host time of a step in which it was asked, the least so far
+    least_s: float = math.inf  # host time of a step in which a few requests were asked, the least so far
     cost_s: float = 0.0  # the same, once a trial has been lost: what it costs at any rate
-    unjudged_s: float = 0.0  # host time of listening before this trial, and of its steps that were not judged
+    lost_s: float = 0.0  # by this trial and by listening before it, as it really came out
     num_judged: int = 0  # steps of this trial, or since it was over
     num_skipped: int = 0  # steps of this trial that were not: the first ones, and those that read prompts
     num_to_hear: int = 0  # steps that it still listens to
@@ -112,12 +112,13 @@ class MemberChoice(Usefulness):
         self._needs: dict[tuple[str, ...], Needs] = {}  # who is not asleep -> what everybody needs
         self._step = 0
         self.has_trial = self.pays = False  # is a dear member on trial; does one pay, and is asked for every request
-        self.is_settled = False
+        self.is_settled = False  # is nobody on trial?
+        self.all_sleep = False  # is every dear member asleep?
         self._step_s = 0.0
         self.dear_s = 0.0  # host time spent on dear members so far
         self.asks_dear = False  # in the current step
         self.cheap_sleep = False  # are the cheap members asked for nobody now?
-        self.sleepers: set[int] = set()  # positions of requests for which the cheap members are not asked now
+        self.sleepers: Set[int] = frozenset()  # positions of requests for which the cheap members are not asked now
         self._cheap_tokens = 0.0  # that the cheap members bring, per request and step
         self._cheap_nodes = 0.0  # and for how many nodes
         self._expected: dict[str, float] = {}  # dear member -> tokens that its nodes in this pass should bring
@@ -178,9 +179,10 @@ class MemberChoice(Usefulness):
         """Decide whom to ask, from now on.
 
         `hope_s`: what good drafts for so many requests would save, before the drafter's own time. `num_steps`: since
-        the last call; while somebody listens or is on trial it is called in every step."""
+        the last call; while somebody is on trial it is called in every step."""
         self._step += num_steps
-        has_trial = pays = listens = False
+        has_trial = pays = False
+        all_sleep = True
         for name, member in self.dear.items():
             state = member.state
             if (member.cost_s and hope_s <= member.cost_s * self._growth(num_requests)) or hope_s <= 0.0:
@@ -191,18 +193,18 @@ class MemberChoice(Usefulness):
                 is_due = self._step >= member.next_trial or FEWER * num_requests <= member.tried_with
                 if is_due and self._cheap_tokens < ENOUGH:
                     member.begin("listens")
-                    member.num_to_hear, member.unjudged_s = LISTEN_STEPS, 0.0
+                    member.num_to_hear, member.lost_s = LISTEN_STEPS, 0.0
             elif state == "listens":
-                member.num_to_hear -= 1
+                member.num_to_hear -= num_steps
                 if member.num_to_hear <= 0:
                     member.begin("trial")
                     member.profit_s, member.spread, member.tried_with = 0.0, 0.0, num_requests
             has_trial = has_trial or member.state == "trial"
             pays = pays or member.state == "pays"
-            listens = listens or member.state == "listens"
+            all_sleep = all_sleep and member.state == "asleep"
             self.accounts[name].awake = member.state in ASKED
         self.has_trial, self.pays, self.asks_dear = has_trial, pays, has_trial or pays
-        self.is_settled = not (has_trial or listens)
+        self.is_settled, self.all_sleep = not has_trial, all_sleep
 
     @staticmethod
     def _growth(num_requests: int) -> float:
@@ -228,7 +230,7 @@ class MemberChoice(Usefulness):
     def ask_nobody(self) -> None:
         self._asked = []
 
-    def is_told(self, member: str, needs: Needs) -> bool:
+    def is_told(self, member: str) -> bool:
         """A cheap member is told what it was asked about, a dear one everything unless it sleeps."""
         dear = self.dear.get(member)
         return member in self._asked if dear is None else dear.state != "asleep"
@@ -252,13 +254,13 @@ class MemberChoice(Usefulness):
             if member.is_asked and name in self._asked:
                 tokens = (num_tokens[name] + self._expected.get(name, num_tokens[name])) / 2
                 gain_s = GAIN_SHARE * worth_s * tokens - row_s * num_rows[name]
-                self._settle(member, gain_s, cost_s, token_s * math.sqrt(min(len(passes), TRIAL_REQUESTS)))
+                self._settle(member, gain_s, cost_s, token_s, max(1, len(passes)))
 
     def note(self, num_tokens: int, num_nodes: int, num_passes: int, step_s: float) -> None:
         """A step, the accepted tokens that the cheap members brought in it, and for how many nodes."""
         for member in self.dear.values():
             if member.state == "listens":
-                member.unjudged_s += member.spent_s
+                member.lost_s += member.spent_s
                 member.spent_s = 0.0
         self._step_s += (step_s - self._step_s) / min(self._step + 1, MEMORY_STEPS)
         self._cheap_tokens += (num_tokens / max(1, num_passes) - self._cheap_tokens) / MEMORY_STEPS
@@ -268,7 +270,7 @@ class MemberChoice(Usefulness):
         """A step that nobody looks at."""
         for member in self.dear.values():
             if member.state != "pays":
-                member.unjudged_s += member.spent_s
+                member.lost_s += member.spent_s
             member.spent_s = 0.0
 
     def expect(
@@ -324,19 +326,27 @@ class MemberChoice(Usefulness):
                 if member.num_skipped >= MOST_SKIPPED:
                     self._send_to_sleep(member)
 
-    def _settle(self, member: DearMember, gain_s: float, cost_s: float, spread_s: float) -> None:
-        """`spread_s`: by how much the gain differs from step to step, in the time of tokens."""
+    def _settle(self, member: DearMember, gain_s: float, cost_s: float, token_s: float, num_requests: int) -> None:
+        """A step's gain and cost. Those of a trial, with a few requests, count as they would be if all were asked."""
         on_trial = member.state == "trial"
-        if on_trial and member.num_skipped < WARM_UP_STEPS:
-            member.num_skipped += 1
-            member.unjudged_s += cost_s
-            return
+        growth, num_asked = self._growth(num_requests), num_requests
+        if on_trial:
+            member.lost_s += cost_s - gain_s
+            if member.num_skipped < WARM_UP_STEPS:
+                member.num_skipped += 1
+                return
+            member.least_s = min(member.least_s, cost_s)
+            num_asked = min(num_requests, TRIAL_REQUESTS)
+            gain_s, cost_s = gain_s * num_requests / num_asked, cost_s * growth
+        else:
+            member.least_s = min(member.least_s, cost_s / growth)
         member.num_judged += 1
-        member.least_s = min(member.least_s, cost_s)
         member.learn(gain_s - cost_s)
         if member.num_judged < LEAST_STEPS:
             return
-        doubt_s, is_over = member.doubt_s(spread_s), member.num_judged >= TRIAL_STEPS
+        # By how much the gain differs from step to step: tokens come or do not, for each request that was asked.
+        doubt_s = member.doubt_s(token_s * num_requests / math.sqrt(num_asked))
+        is_over = member.num_judged >= TRIAL_STEPS
         if on_trial:
             if member.profit_s > (0.0 if is_over else doubt_s):
                 member.begin("pays")
@@ -351,13 +361,12 @@ class MemberChoice(Usefulness):
     def _send_to_sleep(self, member: DearMember) -> None:
         if member.usually_pays:  # what comes next, another request perhaps, may suit it
             member.begin("listens")
-            member.num_to_hear, member.unjudged_s = member.rest, 0.0
+            member.num_to_hear, member.lost_s = member.rest, 0.0
             member.rest = min(LONGEST_REST, 2 * member.rest)
             return
         pause = FIRST_PAUSE
         if member.state == "trial":
-            loss_s = member.unjudged_s + max(LEAST_STEPS, member.num_judged) * max(0.0, -member.profit_s)
-            pause = max(member.pause, int(loss_s / max(1e-9, TRIAL_SHARE * self._step_s)))
+            pause = max(member.pause, int(member.lost_s / max(1e-9, TRIAL_SHARE * self._step_s)))
             member.pause = min(LONGEST_PAUSE, 2 * member.pause)
         member.cost_s = member.least_s
         member.begin("asleep")

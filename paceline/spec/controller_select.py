@@ -30,7 +30,7 @@ class Selection:
     speedup: float  # expected, over plain decoding, drafting not counted
     token_s: float  # what a token of the next pass costs, drafting counted; at most what it costs plainly
     loss_s: float  # where nothing pays: what the best non-empty choice would lose; 0.0 otherwise
-    bar: float  # a node is worth its row from this chance on; 1.0 where nothing pays
+    bar: float  # a node is worth its row from this chance on
 
     @property
     def row_s(self) -> float:
@@ -92,13 +92,14 @@ def select(
         keep[i].append(node)
     for nodes in keep:
         nodes.sort()
-    gain, speedup, token_s, bar = 0.0, 1.0, 1.0 / plain_rate, 1.0
+    gain, speedup, token_s = 0.0, 1.0, 1.0 / plain_rate
     if best:
         gain = best_tokens - num_requests
         speedup, token_s = best_tokens / best_s / plain_rate, min(token_s, (drafting_s + best_s) / best_tokens)
-        if loss_s == 0.0 and not force:
-            rows_s = cost.at(num_requests + best + BAR_ROWS, num_requests) - best_s
-            bar = max(LEAST_CHANCE, rows_s / BAR_ROWS / token_s)
+    pays = best > 0 and loss_s == 0.0
+    base, before_s = (best, best_s) if pays else (0, plain_s)
+    rows_s = cost.at(num_requests + base + BAR_ROWS, num_requests) - before_s
+    bar = max(LEAST_CHANCE, (1.0 if pays else margin) * rows_s / BAR_ROWS / token_s)
     return Selection(keep, gain, best, plain_s, best_s, speedup, token_s, loss_s, bar)
 
 

@@ -5,6 +5,9 @@ proposer what it needs; it never asks what it is.
 
 One step, seen from here: the target pass verified the drafts -> `observe(step)` tells every proposer what happened ->
 `propose(step, budgets)` asks for the next trees, one per request, in order. An empty tree means "decode plainly".
+
+A proposer that expects nothing from the next steps may say so in `steps_to_rest`: where all of them rest, they are
+neither asked nor told of passes, unless somebody is gone, and the step is one of plain decoding in every respect.
 """
 
 from collections.abc import Sequence

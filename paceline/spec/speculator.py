@@ -33,6 +33,7 @@ class Speculator:
         self._building = threading.Lock()
         self._stats: dict[str, MethodStats] = defaultdict(MethodStats)
         self._choices: dict[str, Choice] = {}  # request id -> how it is drafted for
+        self._all_rest = False  # did no proposer want to be asked after the last pass?
         if self.config is not None and self.config.method != "none":
             self._proposer(self.config.method)
 
@@ -81,6 +82,8 @@ class Speculator:
                 method = self._choice(verified.request).method
                 self._stats[method].record(verified)
                 served[method].append(verified.request)
+        if self._all_rest and not step.gone:
+            return  # nothing was drafted, and nobody asked
         for name, proposer in list(self._proposers.items()):  # a request may bring a method from another thread
             begin_s = time.perf_counter()
             proposer.observe(step)
@@ -90,6 +93,9 @@ class Speculator:
 
     def propose(self, step: StepContext) -> list[DraftTree]:
         trees = [EMPTY_TREE] * len(step.requests)
+        self._all_rest = self._is_rest_for_all()
+        if self._all_rest:
+            return trees
         for method, (indices, budgets) in self._by_method(step.requests).items():
             part = step
             if len(indices) < len(step.requests):
@@ -105,6 +111,15 @@ class Speculator:
                         check_tree(tree, budget, self._services.vocab_size, method)
                     trees[i] = tree if tree.members is not None else replace(tree, members=[method] * len(tree))
         return trees
+
+    def _is_rest_for_all(self) -> bool:
+        """Does every proposer rest in this step? With none, which is plain decoding, this is so too."""
+        resting: list[Any] = [one for one in self._proposers.values() if getattr(one, "steps_to_rest", 0)]
+        if len(resting) < len(self._proposers):
+            return False
+        for proposer in resting:
+            proposer.steps_to_rest -= 1
+        return True
 
     def stats(self) -> dict[str, Any]:
         """Method -> its figures, ready for JSON; a method that decides for itself says what it decided."""

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from paceline.spec.proposer import Budget, Needs
+from paceline.spec.proposer import Budget
 
 MEMORY = 128.0  # steps over which earnings and costs are averaged
 REVIEW_EVERY = 64
@@ -35,8 +35,10 @@ class Account:
 
 
 class Usefulness:
-    def __init__(self, members: Sequence[str]) -> None:
+    def __init__(self, members: Sequence[str], listeners: Sequence[str] = ()) -> None:
+        """`listeners`: members that would lose their thread if they missed a pass: hidden states are seen once."""
         self.accounts = {member: Account() for member in members}
+        self._listeners = frozenset(listeners)
         self._asked: list[str] = []
         self._num_steps = 0
         self._tokens = 1.0  # emitted per step
@@ -74,9 +76,9 @@ class Usefulness:
         """Whether the member was asked in the last step (everybody is, before the first)."""
         return not self._asked or member in self._asked
 
-    def is_told(self, member: str, needs: Needs) -> bool:
-        """A sleeper is only told who is gone, unless it would lose its thread: hidden states are seen once."""
-        return self.is_asked(member) or bool(needs.hidden_layers)
+    def is_told(self, member: str) -> bool:
+        """Of the last pass. A sleeper is only told who is gone, unless it would lose its thread."""
+        return self.is_asked(member) or member in self._listeners
 
     def record(self, hits: Sequence[Sequence[str]], num_tokens: int) -> None:
         """What one request's step brought: for each accepted depth who had it, and the tokens emitted."""

@@ -3,8 +3,10 @@
 import itertools
 import random
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,8 +16,10 @@ from paceline.bench.recording import Recorded
 from paceline.bench.replay import Replay, ReplayResult
 from paceline.core.tree import DraftTree
 from paceline.lab.pass_cost import PassCost
+from paceline.spec.controller import AutoProposer
 from paceline.spec.controller_cost import PassCostModel
 from paceline.spec.controller_select import LEAST_CHANCE, above_bar, path_chances, select, shifted
+from paceline.spec.proposer import StepContext
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.toy import run_all, toy_core, toy_request
@@ -237,6 +241,38 @@ def test_it_says_what_it_decided_and_why() -> None:
     decisions = off.speculator.stats()["auto"]["decisions"]
     assert decisions["last_decision"].startswith("off: no draft")
     assert decisions["reasons"]["asleep"] > 100
+
+
+def test_where_nobody_stirs_most_steps_are_those_of_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is neither asked nor told then, unless somebody is gone; its own count of steps stays right."""
+    calls: Counter[str] = Counter()
+
+    def counted(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: AutoProposer, step: StepContext, *rest: Any) -> Any:
+            calls[name] += 1
+            calls["gone"] += len(step.gone) if name == "observe" else 0
+            return inner(self, step, *rest)
+
+        return call
+
+    for name in ("observe", "propose"):
+        monkeypatch.setattr(AutoProposer, name, counted(name, getattr(AutoProposer, name)))
+    recorded = [_recorded("noise", seed, 400) for seed in range(3)]
+    replay = Replay(recorded, {"method": "auto"}, concurrency=1, pass_cost=DEAR_ROWS)
+    num_steps = len(list(replay.steps()))
+    assert calls["propose"] < 0.4 * num_steps and calls["observe"] < 0.4 * num_steps
+    assert calls["gone"] == 3
+    steps = replay.speculator.stats()["auto"]["decisions"]["steps"]
+    assert num_steps - 8 <= steps <= num_steps
+
+
+def test_after_a_selection_in_which_nothing_pays_a_good_draft_still_passes_the_bar() -> None:
+    cost = PassCostModel({1: 1.0, 2: 1.2})
+    nothing = select([[0.1]], 1, cost, margin=1.1)
+    assert nothing.num_nodes == 0
+    assert above_bar([[0.9, 0.15]], nothing.bar) == [[0]]
+    tried = select([[0.1]], 1, cost, margin=1.1, force=True)  # at a loss: no reason to go on like that
+    assert tried.num_nodes == 1 and tried.bar == nothing.bar
 
 
 def test_one_bad_knot_of_the_calibration_does_not_raise_all_above_it() -> None:

@@ -141,8 +141,10 @@ class MergeProposer:
         if strangers:
             raise InvalidOptionError(f"credit names {strangers[0]!r}, but the members are {', '.join(self.members)}")
         self.credit = Credit(credit)
-        self.usefulness = Usefulness(list(self.members))
-        self._candidates: dict[str, Candidates | Alone] = {}  # request id -> what was drafted last
+        listeners = [name for name, member in self.members.items() if member.needs.hidden_layers]
+        self.usefulness = Usefulness(list(self.members), listeners)
+        self.learns = True  # from what becomes of the next drafts; not to learn from all of them saves time
+        self._candidates: dict[str, Candidates | Alone] = {}  # request id -> drafts to learn from
 
     def check_params(self, params: SamplingParams) -> None:
         for member in self.members.values():
@@ -158,36 +160,33 @@ class MergeProposer:
                     self._learn(candidates, verified.new_token_ids)
             for request in step.gone:
                 self._candidates.pop(request.request_id, None)
-        parting = StepContext([], gone=step.gone)
+        usefulness, clock = self.usefulness, self.usefulness.clock
         for name, member in self.members.items():
-            told = self.usefulness.is_told(name, member.needs)
+            told = usefulness.is_told(name)
             if not told and not step.gone:
                 continue
-            begin_s = self.usefulness.clock()
-            member.observe(step if told else parting)
-            self.usefulness.spend(name, self.usefulness.clock() - begin_s)
+            begin_s = clock()
+            member.observe(step if told else StepContext([], gone=step.gone))
+            usefulness.spend(name, clock() - begin_s)
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
-        asked = self.usefulness.worth_asking()
+        usefulness, clock = self.usefulness, self.usefulness.clock
         drafts: dict[str, list[DraftTree]] = {}
-        for name in asked:
-            limit = self._limits[name]
-            own = [Budget(min(b.num_nodes, limit.num_nodes), min(b.max_depth, limit.max_depth)) for b in budgets]
-            begin_s = self.usefulness.clock()
-            drafts[name] = self.members[name].propose(step, self.usefulness.budgets(name, own))
-            self.usefulness.spend(name, self.usefulness.clock() - begin_s)
+        for name in usefulness.worth_asking():
+            most_nodes, most_depth = self._limits[name]
+            own = [Budget(min(nodes, most_nodes), min(depth, most_depth)) for nodes, depth in budgets]
+            begin_s = clock()
+            drafts[name] = self.members[name].propose(step, usefulness.budgets(name, own))
+            usefulness.spend(name, clock() - begin_s)
         merged = []
         for i, (request, budget) in enumerate(zip(step.requests, budgets, strict=True)):
-            trees = {name: drafts[name][i] for name in asked if drafts[name][i]}
-            if any(tree.draft_probs is not None for tree in trees.values()):
-                merged.append(side_by_side(trees, budget))
-            else:
-                merged.append(self._join(request, trees, budget))
+            trees = {name: drafted[i] for name, drafted in drafts.items() if drafted[i].token_ids}
+            merged.append(self._join(request, trees, budget) if trees else EMPTY_TREE)
         return merged
 
     def _join(self, request: Request, trees: dict[str, DraftTree], budget: Budget) -> DraftTree:
-        if not trees:
-            return EMPTY_TREE
+        if any(tree.draft_probs is not None for tree in trees.values()):
+            return side_by_side(trees, budget)
         if len(trees) == 1:
             [(name, tree)] = trees.items()
             if len(tree.token_ids) <= budget.num_nodes:
@@ -195,13 +194,15 @@ class MergeProposer:
         candidates = Candidates()
         for name, tree in trees.items():
             candidates.add(name, tree)
-        self._candidates[request.request_id] = candidates
+        if self.learns:
+            self._candidates[request.request_id] = candidates
         return self._select(candidates, budget.num_nodes)
 
     def _rate(self, request: Request, name: str, tree: DraftTree) -> DraftTree:
         """One member's tree as it is, the unlikely nodes left out: `_select` without anything to choose between."""
         alone = Alone(name, tree)
-        self._candidates[request.request_id] = alone
+        if self.learns:
+            self._candidates[request.request_id] = alone
         chances = [self.credit.chance((guess,), contested=False) for guess in alone.guesses]
         paths: list[float] = []
         for parent, chance in zip(tree.parents, chances, strict=True):
