@@ -93,7 +93,7 @@ def test_suffix_remembers_past_outputs() -> None:
 
 
 def test_past_outputs_stay_inside_their_bound_and_go_oldest_first() -> None:
-    past = PastOutputs([1, 2], max_tokens=400, max_outputs=10**9)
+    past = PastOutputs(lambda: NgramIndex([1, 2]), max_tokens=400, max_outputs=10**9)
     for i in range(100):
         past.add([10_000 + i] * 30)
         assert past.num_tokens <= 400
@@ -105,11 +105,11 @@ def test_past_outputs_stay_inside_their_bound_and_go_oldest_first() -> None:
 
 
 def test_past_outputs_are_bounded_by_their_number_too() -> None:
-    past = PastOutputs([1], max_tokens=10**6, max_outputs=8)
+    past = PastOutputs(lambda: NgramIndex([1]), max_tokens=10**6, max_outputs=8)
     for i in range(50):
         past.add([i])
         assert past.num_outputs <= 8
-    nothing = PastOutputs([1], max_tokens=0, max_outputs=8)
+    nothing = PastOutputs(lambda: NgramIndex([1]), max_tokens=0, max_outputs=8)
     nothing.add([1, 2, 3])
     assert nothing.num_tokens == 0
 
