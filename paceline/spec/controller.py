@@ -33,19 +33,20 @@ from paceline.spec.services import Services
 if TYPE_CHECKING:
     from paceline.spec.config import SpeculativeConfig
 
-MARGIN, ASK_MARGIN = 1.1, 1.15  # drafts must be expected to save so many times their rows, and the time to find them
+MARGIN, ASK_MARGIN = 1.1, 1.5  # drafts must be expected to save so many times their rows, and the time to find them
 ALLOWANCE = 0.004  # share of the elapsed time that may go into asking sleepers and into trying what should not pay
 MAX_ALLOWANCE_S = 0.25  # what can be saved up
 # Steps, powers of two: sleepers are asked in the same steps, because a few nodes may be too dear where many are not.
-FIRST_SLEEP, LONGEST_SLEEP = 4, 64  # the first is for a new request where drafts have not paid lately
-LIGHT_SLEEP = 4  # of a request whose text repeats itself
+FIRST_SLEEP, LONGEST_SLEEP = 8, 64  # the first is for a new request where drafts have not paid lately
+LIGHT_SLEEP = 8  # of a request whose text repeats itself
 BIAS_RATE, SHARED_BIAS_RATE, MAX_BIAS = 0.4, 0.08, 4.0
-VALUE_RATE = 0.3  # how quickly a request's worth follows its last drafts
+VALUE_RATE = 0.15  # how quickly a request's worth follows its last drafts
+DRAFT_RATE = 0.3  # and the cost of asking
 IDLE_RATE = 0.2  # how quickly the cost of a step with nobody asked is learned
 TYPICAL_RATE = 0.05  # and how quickly the worth of a new request follows that of all others
-MAX_VALUE = 3.0  # times the cost of asking: however good the past was, sleep is a few useless drafts away
+MAX_VALUE = 8.0  # times the cost of asking: however good the past was, sleep is a few useless drafts away
 TRY_EVERY = 32  # steps between two passes with drafts that should not pay, to see whether the curve still holds
-TRUST_MEMORY, TRUST_PRIOR = 0.92, 5.0  # per step looked at; and accepted tokens that full trust counts for
+TRUST_MEMORY, TRUST_PRIOR = 0.96, 4.0  # per step looked at; and accepted tokens that full trust counts for
 MOST_TRUST, CHEAP_PRIOR = 1.25, 1.0  # the latter as TRUST_PRIOR, for what cheap members draft beside dear ones
 LEAST_ROOM, FIRST_ROOM = 8, 16  # nodes asked for
 SURE_AFTER, LOOK_EVERY = 32, 4  # passes looked at one by one, at first; then every so many steps
@@ -192,7 +193,7 @@ class AutoProposer:
         drafted, draft_s = self._ask(step, budgets, asked)
         trees = self._choose(requests, asked, drafted, draft_s)
         can_rest = self._is_sure and self.choice.all_sleep and not (self._may_pay and self._any_light)
-        self._planned_rest = self.steps_to_rest = LOOK_EVERY - 1 - now % LOOK_EVERY if can_rest else 0
+        self._planned_rest = self.steps_to_rest = LIGHT_SLEEP - 1 - now % LIGHT_SLEEP if can_rest else 0
         self._handed_over_s = self.clock()
         self._step_own_s = self._handed_over_s - begin_s - draft_s
         self._own_s += self._step_own_s
@@ -357,9 +358,12 @@ class AutoProposer:
         num_awake = self._num_awake
         if num_awake:
             # Dear members are judged by themselves: a request sleeps when the others do not pay for it.
-            cheap_s = (spent_s + self._learn_s - (self.choice.dear_s - dear_before_s)) / num_awake
+            cheap_s = spent_s + self._learn_s - (self.choice.dear_s - dear_before_s)
+            if not self.choice.asks_dear:
+                cheap_s += self._step_own_s  # to decide about them takes time as well
+            cheap_s /= num_awake
             if self._draft_s:  # what past outputs take to be indexed, all at once, is not what one draft takes
-                self._draft_s += VALUE_RATE * (min(cheap_s, 1.5 * self._draft_s) - self._draft_s)
+                self._draft_s += DRAFT_RATE * (min(cheap_s, 1.5 * self._draft_s) - self._draft_s)
             else:
                 self._draft_s = cheap_s
         else:  # nobody but dear members was asked: putting their trees together is for them alone

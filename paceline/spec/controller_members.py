@@ -29,6 +29,9 @@ from paceline.spec.usefulness import Usefulness
 
 TRIAL_STEPS, TRIAL_REQUESTS = 64, 2  # at most
 DOUBTS = 2.5  # standard errors by which the profit of a trial must be below zero to end it early
+# What a trial must bring: so much of a step's time, by so many standard errors or to its end, after so many steps.
+# What gains less is as easily a loss, and dear to tell from one.
+WORTHWHILE, FIRM_DOUBTS, FIRM_STEPS = 0.03, 1.5, 8
 GAIN_SHARE = 0.95  # of what a member's tokens save; the rest is for what it costs unseen, such as keeping hidden states
 PRIOR_SPREAD = 0.5  # tokens: steps that brought nothing say little, because one that brings a lot may follow
 LONG_ENOUGH = 24  # steps after which a small loss counts as well, where it has been one for long
@@ -39,14 +42,14 @@ ASKED = ("trial", "pays")  # states
 LISTEN_STEPS = 12  # before a trial, where it has missed something
 WARM_UP_STEPS = 2  # of a trial, not judged
 MEMORY_STEPS = 16.0  # looked at, over which a member that pays is judged
-FIRST_PAUSE, LONGEST_PAUSE = 96, 768  # steps between two trials
+FIRST_PAUSE, LONGEST_PAUSE = 96, 2048  # steps between two trials
 TYPICAL_STEPS = 128.0  # one that has paid over so many steps
 FIRST_REST, LONGEST_REST = 16, 128  # steps: only rests, and listens meanwhile
 KNOWN_STEPS = 32  # after which a member is known at all
 MOST_SKIPPED = 32  # steps of a trial that read prompts too: then it ends, without a verdict
 GROWING_SHARE = 0.35  # of the time that a trial takes, at least, grows with the requests
 FEWER = 4  # times fewer requests than in the last trial: reason enough for another one
-TRIAL_SHARE = 0.01  # of the elapsed time, that trials which lose may take
+TRIAL_SHARE = 0.005  # of the elapsed time, that trials which lose may take
 
 
 @dataclass(slots=True)
@@ -348,7 +351,8 @@ class MemberChoice(Usefulness):
         doubt_s = member.doubt_s(token_s * num_requests / math.sqrt(num_asked))
         is_over = member.num_judged >= TRIAL_STEPS
         if on_trial:
-            if member.profit_s > (0.0 if is_over else doubt_s):
+            least_s = WORTHWHILE * self._step_s + (0.0 if is_over else FIRM_DOUBTS * doubt_s)
+            if member.profit_s > least_s and member.num_judged >= FIRM_STEPS:
                 member.begin("pays")
                 member.pause, member.rest = FIRST_PAUSE, FIRST_REST
             elif is_over or member.profit_s < -DOUBTS * doubt_s:
