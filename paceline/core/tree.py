@@ -76,6 +76,15 @@ class DraftTree:
 
     def select(self, keep: Sequence[int]) -> "DraftTree":
         """The tree of the nodes in `keep` (ascending, closed under parents)."""
+        count = len(keep)
+        if count and keep[-1] == count - 1:  # the first ones: the most frequent case, and nothing is renumbered
+            return DraftTree(
+                self.token_ids[:count],
+                self.parents[:count],
+                None if self.draft_probs is None else self.draft_probs[:count],
+                None if self.members is None else self.members[:count],
+                None if self.confidence is None else self.confidence[:count],
+            )
         new_index = {-1: -1} | {old: new for new, old in enumerate(keep)}
         return DraftTree(
             [self.token_ids[i] for i in keep],

@@ -112,7 +112,7 @@ class AutoProposer:
         self._num_awake = 0  # requests whose cheap members were asked in the last step
         # Requests in the batch -> what good drafts would save in a step, and whether good copies would pay.
         self._hopes: dict[int, tuple[float, bool]] = {}
-        self._allowance_s = 0.0
+        self._allowance_s = self._unearned_s = 0.0  # the latter: elapsed time, whose share is added at the next look
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
         self._promised, self._kept_promises = 0.0, 0.0  # accepted tokens: expected, and found; both fade
         self._trust = 1.0  # found over expected, lately
@@ -172,7 +172,7 @@ class AutoProposer:
         if num_rested:
             self._totals["steps"] += num_rested
             self._reasons["asleep"] += num_rested
-            self._earn(num_rested * self._elapsed_s)
+            self._unearned_s += num_rested * self._elapsed_s
         now = self._totals["steps"]
         self._is_sure = self.choice.is_settled and self.cost.num_observed >= SURE_AFTER
         self._looks = not self._is_sure or now % LOOK_EVERY == 0 or len(requests) > self._num_requests
@@ -201,7 +201,9 @@ class AutoProposer:
         return trees
 
     def _look_ahead(self, num_steps: int) -> None:
-        """Who may pay at all, from now on."""
+        """Who may pay at all, from now on, and what may be spent on finding out."""
+        self._allowance_s = min(MAX_ALLOWANCE_S, self._allowance_s + ALLOWANCE * self._unearned_s)
+        self._unearned_s = 0.0
         self._peak = max(float(self._num_requests), PEAK_MEMORY**num_steps * self._peak)
         hope_s, self._may_pay = self._hope(int(self._peak))
         self.choice.begin_step(int(self._peak), hope_s, num_steps)
@@ -231,9 +233,9 @@ class AutoProposer:
             return
         elapsed_s = self._elapsed_s = now_s - self._handed_over_s
         self._handed_over_s = None
+        self._unearned_s += elapsed_s
         if not self._looks:
             self.choice.pass_over()
-            self._earn(elapsed_s)
             return
         num_decodes = num_rows = accepted = 0
         reads_prompt = False
@@ -263,10 +265,6 @@ class AutoProposer:
             self.choice.judge(own, plain_s / num_decodes, row_s, elapsed_s, ask_s / num_decodes)
         else:
             self.choice.note(accepted, num_rows - num_decodes, len(own), elapsed_s)
-        self._earn(elapsed_s)
-
-    def _earn(self, elapsed_s: float) -> None:
-        self._allowance_s = min(MAX_ALLOWANCE_S, self._allowance_s + ALLOWANCE * elapsed_s)
 
     def _learn_bias(self, record: RequestRecord, new_token_ids: Sequence[int]) -> None:
         """One step of logistic regression on the intercepts for each guess that the new tokens judged, in a tree that
