@@ -56,6 +56,7 @@ PEAK_MEMORY = 0.9  # per step, of how many requests there were
 HOPE_EVERY = 64  # steps between two looks at which batches are hopeless
 # What a dear drafter may reach at best, and a cheap one that copies: where even that would not pay, nobody is asked.
 HOPED_CHANCE, COPIED_CHANCE, HOPED_DEPTH = 0.75, 0.95, 6
+OPTIMISM = 0.85  # of the rows' cost, in that: what is thought hopeless is hardly ever tried, so it must be far off
 # The tokens that such chains of 1, 2, ... nodes bring.
 HOPED_TOKENS, COPIED_TOKENS = (
     reach_probabilities(chance, HOPED_DEPTH).cumsum().tolist() for chance in (HOPED_CHANCE, COPIED_CHANCE)
@@ -182,12 +183,16 @@ class AutoProposer:
             self._look_ahead(now - self._looked_in)
             self._looked_in = now
         awake = self._whom_to_ask(requests) if self._may_pay or now % LONGEST_SLEEP == 0 else []
+        compared: Sequence[int] = ()
+        if not self.choice.is_settled:  # who would do better alone? Everybody is asked about the first requests, or all
+            compared = range(len(requests) if self.choice.has_audit else min(TRIAL_REQUESTS, len(requests)))
+            awake = sorted({*compared, *awake}) if self._may_pay else awake
         asked = awake
         if self.choice.pays:
             asked = list(range(len(requests)))
-        elif self.choice.has_trial:  # the first requests, whether they sleep or not
-            asked = sorted({*range(min(TRIAL_REQUESTS, len(requests))), *awake})
-        self.choice.sleepers = NOBODY if asked is awake else {i for i, at in enumerate(asked) if at not in awake}
+        elif compared:
+            asked = sorted({*compared, *awake})
+        self.choice.sleepers = NOBODY if asked == awake else {i for i, at in enumerate(asked) if at not in awake}
         self._num_awake = len(awake)
         self.choice.cheap_sleep = not awake
         drafted, draft_s = self._ask(step, budgets, asked)
@@ -303,7 +308,7 @@ class AutoProposer:
             spent_s = [cost - costs[0] for cost in costs[1:]]
             hope_s = max([tokens * costs[0] - spent for tokens, spent in zip(HOPED_TOKENS, spent_s, strict=True)])
             copied_s = [tokens * costs[0] for tokens in COPIED_TOKENS]
-            may_pay = any(saved > MARGIN * spent for saved, spent in zip(copied_s, spent_s, strict=True))
+            may_pay = any(saved > OPTIMISM * spent for saved, spent in zip(copied_s, spent_s, strict=True))
             hope = self._hopes[num_requests] = hope_s, may_pay
         return hope
 

@@ -15,6 +15,7 @@ an error to that side is found out, while rows that are thought too dear are nev
 import bisect
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Iterable, Mapping
 
@@ -25,7 +26,7 @@ from paceline.spec.services import Services
 
 KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 GUESS_PER_ROW = 0.06  # without a calibration: each further row costs this much of the first
-SHAPE_RATE = 0.03
+SHAPE_RATE, FIRST_SHAPE_RATE = 0.03, 0.25  # the latter of the first passes with drafts of about so many rows
 # Standard deviations: of the level (relative) and of request_s (in passes of one row), at first, gained from one
 # observation to the next, and at most; and of an observation (relative).
 FIRST_DOUBT, GAINED_DOUBT, MOST_DOUBT = (0.15, 0.03), (0.03, 0.003), (0.3, 0.1)
@@ -36,7 +37,7 @@ DRAW_EVERY = 16  # observations between two looks at the bent shape: it moves sl
 DENSE_ROWS = 256  # up to here the curve is written out
 LEAST_CALIBRATION, MOST_BENT = 4, 0.25  # a shape measured at so many points is bent by this much at most (log)
 OUTLIER = 0.3  # one step moves the curve at most as if it were off by this share
-CALIBRATION_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+CALIBRATION_ROWS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # each beside one row
 CALIBRATION_CONTEXT = 128  # tokens before each row: a row reads its context, a draft's as well as a request's
 CALIBRATION_ROUNDS, CALIBRATION_S = 4, 1.0  # as many rounds as fit into the time, one at least
 
@@ -55,6 +56,7 @@ class PassCostModel:
         self._curve: list[float] = []  # the shape at the knots, never falling
         self._dense: list[float] = []  # the same at 0, 1, 2, ... rows
         self._last_error = [0.0] * len(KNOTS)
+        self._num_drafted = [0] * len(KNOTS)  # passes with drafts whose rows were nearest to each knot
         self._last_knot = self._other_knot = -1  # seen last, and before it another one
         self.num_observed = 0
         self._draw()
@@ -87,7 +89,7 @@ class PassCostModel:
         else:
             error_s = min(OUTLIER * expected_s, max(-OUTLIER * expected_s, seconds - expected_s))
             self._correct(self._shape(rows), requests, error_s, NOISE * expected_s)
-            self._bend(rows, error_s / expected_s)
+            self._bend(rows, error_s / expected_s, has_drafts=0 < requests < rows)
         if self.num_observed % DRAW_EVERY == 0:
             self._draw()
 
@@ -113,8 +115,9 @@ class PassCostModel:
         of_level, of_request = FIRST_DOUBT
         self._spread = [(of_level * self._level) ** 2, 0.0, (of_request * self._level * self._dense[1]) ** 2]
 
-    def _bend(self, rows: int, error: float) -> None:
-        """A knot that is wrong again in one direction, while another is not, is moved quickly."""
+    def _bend(self, rows: int, error: float, has_drafts: bool) -> None:
+        """A knot that is wrong again in one direction, while another is not, is moved quickly. So is one that the first
+        drafts show to be wrong: what plain passes cost is known well by then."""
         right = min(max(1, bisect.bisect_left(KNOTS, rows)), len(KNOTS) - 1)
         share = min(1.0, (rows - KNOTS[right - 1]) / (KNOTS[right] - KNOTS[right - 1]))
         nearest = right if share >= 0.5 else right - 1
@@ -123,7 +126,11 @@ class PassCostModel:
             self._last_knot, self._other_knot = nearest, self._last_knot
         repeated = before * error > 0.0 and min(abs(before), abs(error)) > REPEATED
         repeated = repeated and self._other_knot >= 0 and self._last_error[self._other_knot] * error <= 0.0
-        amount = error * (REPEATED_RATE if repeated else SHAPE_RATE)
+        rate = REPEATED_RATE if repeated else SHAPE_RATE
+        if has_drafts:
+            rate = max(rate, FIRST_SHAPE_RATE / (1 + self._num_drafted[nearest]))
+            self._num_drafted[nearest] += 1
+        amount = error * rate
         for knot, part in ((right - 1, 1.0 - share), (right, share)):
             bent = self._log_shape[knot] + part * amount
             if self._measured is not None:
@@ -168,23 +175,31 @@ def calibrate(services: Services) -> dict[int, float]:
     decoder, kv_cache = services.decoder, services.kv_cache
     if decoder is None or kv_cache is None:
         return {}
-    measured: dict[int, float] = {}
     begin_s = time.perf_counter()
     block_size, num_blocks = services.block_size, services.num_slots // services.block_size
     shared = list(range(min(CALIBRATION_CONTEXT, services.max_model_len - 1) // block_size))[: num_blocks // 2]
-    sizes = [rows for rows in CALIBRATION_ROWS if len(shared) + rows <= num_blocks]
+    sizes = [rows for rows in (1, *CALIBRATION_ROWS) if len(shared) + rows <= num_blocks]
     batches = {rows: _batch(services, [[*shared, len(shared) + i] for i in range(rows)], 1) for rows in sizes}
     if shared:  # the first pass of all, which prepares things as well
         decoder.forward(_batch(services, [shared], len(shared) * block_size), kv_cache)
-    # Round after round over all sizes: a slow moment of the machine hits them all alike, or only one round.
+
+    def seconds(rows: int) -> float:
+        pass_begin_s = time.perf_counter()
+        float(decoder.forward(batches[rows], kv_cache).logits[0, 0])  # reading a value waits for the device
+        return time.perf_counter() - pass_begin_s
+
+    # What counts is how many times one row's pass a larger one takes. So each is measured right after one of one row:
+    # a machine that is slow for a second is slow for both.
+    one_row_s: list[float] = []
+    ratios: dict[int, list[float]] = {rows: [] for rows in sizes}
     for number in range(CALIBRATION_ROUNDS):
-        for rows, batch in batches.items():
+        for rows in sizes:
             if number and time.perf_counter() - begin_s > CALIBRATION_S:
-                return measured
-            pass_begin_s = time.perf_counter()
-            float(decoder.forward(batch, kv_cache).logits[0, 0])  # reading a value waits for the device
-            measured[rows] = min(time.perf_counter() - pass_begin_s, measured.get(rows, math.inf))
-    return measured
+                break
+            one_row_s.append(seconds(1))
+            ratios[rows].append(seconds(rows) / one_row_s[-1] if rows > 1 else 1.0)
+    unit_s = statistics.median(one_row_s) if one_row_s else 0.0
+    return {rows: unit_s * statistics.median_low(found) for rows, found in ratios.items()}
 
 
 def _batch(services: Services, tables: list[list[int]], count: int) -> ForwardBatch:

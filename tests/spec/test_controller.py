@@ -6,18 +6,21 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.bench.recording import Recorded
 from paceline.bench.replay import Replay, ReplayResult
+from paceline.core.forward import ForwardBatch
 from paceline.core.tree import DraftTree
 from paceline.lab.pass_cost import PassCost
 from paceline.spec.controller import AutoProposer
-from paceline.spec.controller_cost import PassCostModel
+from paceline.spec.controller_cost import PassCostModel, calibrate
 from paceline.spec.controller_select import LEAST_CHANCE, above_bar, path_chances, select, shifted
 from paceline.spec.proposer import StepContext
 
@@ -79,6 +82,45 @@ def test_drafts_show_whether_rows_or_requests_are_dear() -> None:
         rows = rng.choice([16, 16, 24, 32])
         model.observe(rows, 1.5 * PassCost.of(calibrated)(rows), 16)
     assert model.at(32, 16) - model.at(16, 16) == pytest.approx(0.015, rel=0.1)
+
+
+def test_the_first_drafts_correct_what_the_calibration_had_wrong() -> None:
+    true = {1: 0.006, 8: 0.010, 16: 0.014, 32: 0.022, 64: 0.038}
+    model = PassCostModel(true | {32: 0.030, 64: 0.060})
+    for _ in range(40):
+        model.observe(8, 0.010, 8)
+    before_s = model.at(40, 8)
+    for _ in range(4):  # as the few passes tried at a loss
+        model.observe(40, PassCost.of(true)(40), 8)
+        for _ in range(8):
+            model.observe(8, 0.010, 8)
+    assert model.at(40, 8) < before_s - 0.4 * (before_s - PassCost.of(true)(40))
+    assert model.at(8, 8) == pytest.approx(0.010, rel=0.03)
+
+
+def test_a_slow_second_does_not_spoil_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+
+    class Target:
+        def forward(self, batch: ForwardBatch, kv_cache: torch.Tensor) -> Any:
+            nonlocal now_s
+            slowness = 1.7 if 0.2 < now_s < 0.8 else 1.0
+            now_s += slowness * CHEAP_ROWS(len(batch.token_ids)) / 100
+            return SimpleNamespace(logits=torch.zeros(1, 1))
+
+    monkeypatch.setattr("time.perf_counter", lambda: now_s)
+    services: Any = SimpleNamespace(
+        decoder=Target(),
+        kv_cache=torch.zeros(1),
+        block_size=16,
+        num_slots=4096,
+        max_model_len=1024,
+        vocab_size=VOCAB,
+        device=torch.device("cpu"),
+    )
+    measured = calibrate(services)
+    for rows in (2, 8, 16, 64):
+        assert measured[rows] / measured[1] == pytest.approx(CHEAP_ROWS(rows) / CHEAP_ROWS(1), rel=0.02)
 
 
 @given(st.lists(st.tuples(st.integers(1, 1500), st.floats(1e-4, 10.0)), max_size=50))
