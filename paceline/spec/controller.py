@@ -50,7 +50,7 @@ TRUST_MEMORY, TRUST_PRIOR = 0.96, 4.0  # per step looked at; and accepted tokens
 MOST_TRUST, CHEAP_PRIOR = 1.25, 1.0  # the latter as TRUST_PRIOR, for what cheap members draft beside dear ones
 LEAST_ROOM, FIRST_ROOM = 8, 16  # nodes asked for
 SURE_AFTER, LOOK_EVERY = 32, 4  # passes looked at one by one, at first; then every so many steps
-COST_EVERY = 8  # steps between two passes whose cost is learned, then
+COST_EVERY = 16  # steps between two passes whose cost is learned, then
 NOBODY: frozenset[int] = frozenset()
 PEAK_MEMORY = 0.9  # per step, of how many requests there were
 HOPE_EVERY = 64  # steps between two looks at which batches are hopeless
@@ -240,7 +240,8 @@ class AutoProposer:
         self._handed_over_s = None
         self._unearned_s += elapsed_s
         if not self._looks:
-            self.choice.pass_over()
+            if not self.choice.all_sleep:
+                self.choice.pass_over()
             return
         num_decodes = num_rows = accepted = 0
         reads_prompt = False
@@ -372,7 +373,6 @@ class AutoProposer:
         else:  # nobody but dear members was asked: putting their trees together is for them alone
             self.choice.charge(spent_s - (self.choice.dear_s - dear_before_s) + self._step_own_s)
         self._totals["asked"] += len(asked)
-        self._totals["drafted_nodes"] += sum([len(tree.token_ids) for tree in trees])
         return trees, spent_s
 
     def _choose(
@@ -406,15 +406,20 @@ class AutoProposer:
             if choice.asks_dear:
                 choice.expect(drafted, kept, chances)
         now = self._totals["steps"] + 1
+        num_drafted = num_offered = 0
         for i, record, tree, keep in zip(asked, records, drafted, kept, strict=True):
-            self._totals["offered_nodes"] += len(keep)
+            num_nodes, num_kept = len(tree.token_ids), len(keep)
+            num_drafted += num_nodes
+            num_offered += num_kept
             record.tree, record.drafted_in = tree, now
-            record.follow(len(keep))
+            record.follow(num_kept)
             # A tree sampled from a distribution of its own must not be pruned by what was drawn.
-            if len(keep) == len(tree.token_ids) or tree.draft_probs is not None:
+            if num_kept == num_nodes or tree.draft_probs is not None:
                 trees[i] = tree
             elif keep:
                 trees[i] = tree.select(keep)
+        self._totals["drafted_nodes"] += num_drafted
+        self._totals["offered_nodes"] += num_offered
         if self._num_awake:
             # Without their drafts a token would cost what it costs with the dear members' alone, or plainly.
             token_s = selection.token_s if choice.asks_dear else selection.plain_s / self._num_requests
