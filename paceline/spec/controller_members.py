@@ -44,7 +44,8 @@ ENOUGH = 1.0  # accepted tokens per request and step from the cheap members: the
 LEAST_STEPS = 4  # judged before any verdict
 NO_BUDGET = Budget(0, 0)
 ASKED, DECIDED = ("trial", "pays", "audit"), ("trial", "audit")  # states
-AUDIT_AFTER = 64  # looks at a member that pays
+FIRST_AUDIT, LONGEST_AUDIT = 16, 128  # looks at a member that pays, before the first audit, and before any later one
+AUDIT_STEPS = 32
 LISTEN_STEPS = 12  # before a trial, where it has missed something
 WARM_UP_STEPS = 2  # of a trial, not judged
 MEMORY_STEPS = 16.0  # looked at, over which a member that pays is judged
@@ -76,6 +77,7 @@ class DearMember:
     next_trial: int = 0  # step
     pause: int = FIRST_PAUSE
     rest: int = FIRST_REST
+    audit_after: int = FIRST_AUDIT  # twice as many looks after each audit that went well
     num_known: int = 0  # steps that the long-time profit comes from
     tried_with: int = 0  # requests in the batch of the last trial
 
@@ -212,7 +214,7 @@ class MemberChoice(Usefulness):
                 if member.num_to_hear <= 0:
                     self._begin_comparison(member, "trial")
                     member.tried_with = num_requests
-            elif state == "pays" and member.num_judged >= AUDIT_AFTER:
+            elif state == "pays" and member.num_judged >= member.audit_after:
                 self._begin_comparison(member, "audit")
             has_trial = has_trial or member.state == "trial"
             has_audit = has_audit or member.state == "audit"
@@ -372,10 +374,11 @@ class MemberChoice(Usefulness):
             return
         # By how much the gain differs from step to step: tokens come or do not, for each request that was asked.
         doubt_s = member.doubt_s(token_s * num_requests / math.sqrt(num_asked))
-        is_over = member.num_judged >= TRIAL_STEPS
+        is_over = member.num_judged >= (TRIAL_STEPS if on_trial else AUDIT_STEPS)
         if is_decided:
             least_s = WORTHWHILE * self._step_s * on_trial + (0.0 if is_over else FIRM_DOUBTS * doubt_s)
             if member.profit_s > least_s and member.num_judged >= FIRM_STEPS:
+                member.audit_after = FIRST_AUDIT if on_trial else min(LONGEST_AUDIT, 2 * member.audit_after)
                 member.begin("pays")
                 member.pause, member.rest = FIRST_PAUSE, FIRST_REST
             elif is_over or member.profit_s < -DOUBTS * doubt_s:

@@ -6,7 +6,7 @@ from typing import Any
 from paceline.core.draft_counts import MEMBER_SEPARATOR
 from paceline.core.tree import DraftTree
 from paceline.spec.controller_members import (
-    AUDIT_AFTER,
+    FIRST_AUDIT,
     FIRST_PAUSE,
     LISTEN_STEPS,
     TRIAL_STEPS,
@@ -146,11 +146,11 @@ def test_a_trial_with_a_few_requests_counts_for_the_whole_batch() -> None:
 def test_an_audit_finds_out_that_cheap_members_would_do_as_well() -> None:
     """They slept because the dear one drafts the same; asked again, they own what both draft."""
     members = choice()
-    run(members, 20, 0.002, accepted=True)
+    run(members, 16, 0.002, accepted=True)
     dear = members.dear["dear"]
     assert dear.state == "pays"
     num_steps = 0
-    while dear.state != "asleep" and num_steps < AUDIT_AFTER + LONGEST_TRIAL:
+    while dear.state != "asleep" and num_steps < FIRST_AUDIT + LONGEST_TRIAL:
         num_steps += 1
         members.begin_step(1)
         members.worth_asking()
@@ -159,10 +159,10 @@ def test_an_audit_finds_out_that_cheap_members_would_do_as_well() -> None:
         one = RequestPass(request, range(2), 0, 1, DraftTree([7], [-1], members=[name]), [0], [7, 8])
         dear.spent_s += 0.002
         members.judge([one], TOKEN_S, ROW_S, STEP_S)
-    assert dear.state == "asleep" and num_steps > AUDIT_AFTER - 20 and not dear.usually_pays
+    assert dear.state == "asleep" and num_steps > FIRST_AUDIT and not dear.usually_pays
 
 
 def test_an_audit_that_goes_well_changes_nothing() -> None:
     members = choice()
-    assert run(members, 3 * AUDIT_AFTER, 0.002, accepted=True) == 3 * AUDIT_AFTER
+    assert run(members, 20 * FIRST_AUDIT, 0.002, accepted=True) == 20 * FIRST_AUDIT
     assert members.dear["dear"].state in ("pays", "audit")
