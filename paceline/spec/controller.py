@@ -183,15 +183,11 @@ class AutoProposer:
             self._look_ahead(now - self._looked_in)
             self._looked_in = now
         awake = self._whom_to_ask(requests) if self._may_pay or now % LONGEST_SLEEP == 0 else []
-        compared: Sequence[int] = ()
-        if not self.choice.is_settled:  # who would do better alone? Everybody is asked about the first requests, or all
-            compared = range(len(requests) if self.choice.has_audit else min(TRIAL_REQUESTS, len(requests)))
-            awake = sorted({*compared, *awake}) if self._may_pay else awake
         asked = awake
         if self.choice.pays:
             asked = list(range(len(requests)))
-        elif compared:
-            asked = sorted({*compared, *awake})
+        elif self.choice.has_trial:  # the first requests, whether they sleep or not
+            asked = sorted({*range(min(TRIAL_REQUESTS, len(requests))), *awake})
         self.choice.sleepers = NOBODY if asked == awake else {i for i, at in enumerate(asked) if at not in awake}
         self._num_awake = len(awake)
         self.choice.cheap_sleep = not awake

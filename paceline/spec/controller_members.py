@@ -12,11 +12,6 @@ one is kept, not none.
     trial   -> pays, or asleep, as soon as its profit is clearly above or below zero
     pays    -> asleep     when its profit is clearly below zero
              -> listens   instead of asleep where it usually pays: it rests, for a little longer each time
-             -> audit     now and then
-    audit   -> pays, or asleep, as a trial, though for all requests
-
-In a trial and in an audit the cheap members are asked all the time. Beside a dear one that drafts the same they bring
-little and soon sleep, and then nobody knows any more whether they alone would not do better.
 
 A sleeper costs nothing: it hears of nothing, and what it alone needs is not computed. After each trial that loses, the
 next one comes later and later, so that all trials together stay a small share of the time.
@@ -39,13 +34,11 @@ DOUBTS = 2.5  # standard errors by which the profit of a trial must be below zer
 WORTHWHILE, FIRM_DOUBTS, FIRM_STEPS = 0.03, 1.5, 12
 GAIN_SHARE = 0.95  # of what a member's tokens save; the rest is for what it costs unseen, such as keeping hidden states
 PRIOR_SPREAD = 0.5  # tokens: steps that brought nothing say little, because one that brings a lot may follow
-LONG_ENOUGH = 24  # steps after which a small loss counts as well, where it has been one for long
+LONG_ENOUGH = 24  # steps after which too small a profit counts as a loss, where it has been that for long
 ENOUGH = 1.0  # accepted tokens per request and step from the cheap members: there is little left to gain
 LEAST_STEPS = 4  # judged before any verdict
 NO_BUDGET = Budget(0, 0)
-ASKED, DECIDED = ("trial", "pays", "audit"), ("trial", "audit")  # states
-FIRST_AUDIT, LONGEST_AUDIT = 16, 128  # looks at a member that pays, before the first audit, and before any later one
-AUDIT_STEPS = 32
+ASKED = ("trial", "pays")  # states
 LISTEN_STEPS = 12  # before a trial, where it has missed something
 WARM_UP_STEPS = 2  # of a trial, not judged
 MEMORY_STEPS = 16.0  # looked at, over which a member that pays is judged
@@ -63,7 +56,7 @@ TRIAL_SHARE = 0.005  # of the elapsed time, that trials which lose may take
 class DearMember:
     """What is known of a member that costs time."""
 
-    state: str = "listens"  # "asleep", "listens", "trial", "pays" or "audit"
+    state: str = "listens"  # "asleep", "listens", "trial" or "pays"
     profit_s: float = 0.0  # per step in which it was asked, lately
     spread: float = 0.0  # its variance
     typical_s: float = 0.0  # the profit over a long time
@@ -77,7 +70,6 @@ class DearMember:
     next_trial: int = 0  # step
     pause: int = FIRST_PAUSE
     rest: int = FIRST_REST
-    audit_after: int = FIRST_AUDIT  # twice as many looks after each audit that went well
     num_known: int = 0  # steps that the long-time profit comes from
     tried_with: int = 0  # requests in the batch of the last trial
 
@@ -87,8 +79,6 @@ class DearMember:
 
     def begin(self, state: str) -> None:
         self.state, self.num_judged, self.num_skipped = state, 0, 0
-        if state in DECIDED:
-            self.profit_s = self.spread = 0.0
 
     def learn(self, profit_s: float) -> None:
         weight = 1.0 / self._num_remembered
@@ -109,7 +99,7 @@ class DearMember:
 
     @property
     def _num_remembered(self) -> float:
-        return max(1.0, min(self.num_judged, TRIAL_STEPS if self.state in DECIDED else MEMORY_STEPS))
+        return max(1.0, min(self.num_judged, TRIAL_STEPS if self.state == "trial" else MEMORY_STEPS))
 
 
 class MemberChoice(Usefulness):
@@ -124,16 +114,14 @@ class MemberChoice(Usefulness):
         self._needs_of = {name: members[name].needs for name in self.dear}
         self._needs: dict[tuple[str, ...], Needs] = {}  # who is not asleep -> what everybody needs
         self._step = 0
-        # Is a dear member on trial, audited; does one pay, and is asked for every request? An audited one is too.
-        self.has_trial = self.has_audit = self.pays = False
-        self.is_settled = False  # is nobody on trial, nor audited?
+        self.has_trial = self.pays = False  # is a dear member on trial; does one pay, and is asked for every request
+        self.is_settled = False  # is nobody on trial?
         self.all_sleep = False  # is every dear member asleep?
         self._step_s = 0.0
         self.dear_s = 0.0  # host time spent on dear members so far
         self.asks_dear = False  # in the current step
         self.cheap_sleep = False  # are the cheap members asked for nobody now?
         self.sleepers: Set[int] = frozenset()  # positions of requests for which the cheap members are not asked now
-        self._num_noted = 0  # steps that the next two come from
         self._cheap_tokens = 0.0  # that the cheap members bring, per request and step
         self._cheap_nodes = 0.0  # and for how many nodes
         self._expected: dict[str, float] = {}  # dear member -> tokens that its nodes in this pass should bring
@@ -194,9 +182,9 @@ class MemberChoice(Usefulness):
         """Decide whom to ask, from now on.
 
         `hope_s`: what good drafts for so many requests would save, before the drafter's own time. `num_steps`: since
-        the last call; while somebody is on trial or audited it is called in every step."""
+        the last call; while somebody is on trial it is called in every step."""
         self._step += num_steps
-        has_trial = has_audit = pays = False
+        has_trial = pays = False
         all_sleep = True
         for name, member in self.dear.items():
             state = member.state
@@ -212,21 +200,14 @@ class MemberChoice(Usefulness):
             elif state == "listens":
                 member.num_to_hear -= num_steps
                 if member.num_to_hear <= 0:
-                    self._begin_comparison(member, "trial")
-                    member.tried_with = num_requests
-            elif state == "pays" and member.num_judged >= member.audit_after:
-                self._begin_comparison(member, "audit")
+                    member.begin("trial")
+                    member.profit_s, member.spread, member.tried_with = 0.0, 0.0, num_requests
             has_trial = has_trial or member.state == "trial"
-            has_audit = has_audit or member.state == "audit"
-            pays = pays or member.state in ("pays", "audit")
+            pays = pays or member.state == "pays"
             all_sleep = all_sleep and member.state == "asleep"
             self.accounts[name].awake = member.state in ASKED
-        self.has_trial, self.has_audit, self.pays, self.asks_dear = has_trial, has_audit, pays, has_trial or pays
-        self.is_settled, self.all_sleep = not (has_trial or has_audit), all_sleep
-
-    def _begin_comparison(self, member: DearMember, state: str) -> None:
-        member.begin(state)
-        self._num_noted = 0  # what the cheap members brought while they slept says nothing
+        self.has_trial, self.pays, self.asks_dear = has_trial, pays, has_trial or pays
+        self.is_settled, self.all_sleep = not has_trial, all_sleep
 
     @staticmethod
     def _growth(num_requests: int) -> float:
@@ -285,10 +266,8 @@ class MemberChoice(Usefulness):
                 member.lost_s += member.spent_s
                 member.spent_s = 0.0
         self._step_s += (step_s - self._step_s) / min(self._step + 1, MEMORY_STEPS)
-        self._num_noted += 1
-        rate = 1.0 / min(self._num_noted, MEMORY_STEPS)
-        self._cheap_tokens += rate * (num_tokens / max(1, num_passes) - self._cheap_tokens)
-        self._cheap_nodes += rate * (num_nodes / max(1, num_passes) - self._cheap_nodes)
+        self._cheap_tokens += (num_tokens / max(1, num_passes) - self._cheap_tokens) / MEMORY_STEPS
+        self._cheap_nodes += (num_nodes / max(1, num_passes) - self._cheap_nodes) / MEMORY_STEPS
 
     def pass_over(self) -> None:
         """A step that nobody looks at."""
@@ -345,24 +324,20 @@ class MemberChoice(Usefulness):
         """A step that says nothing of drafts, because it read prompts: neither cost nor gain, but time of a trial."""
         self.pass_over()
         for member in self.dear.values():
-            if member.state in DECIDED:
+            if member.state == "trial":
                 member.num_skipped += 1
                 if member.num_skipped >= MOST_SKIPPED:
-                    if member.state == "audit":
-                        member.begin("pays")
-                    else:
-                        self._send_to_sleep(member)
+                    self._send_to_sleep(member)
 
     def _settle(self, member: DearMember, gain_s: float, cost_s: float, token_s: float, num_requests: int) -> None:
         """A step's gain and cost. Those of a trial, with a few requests, count as they would be if all were asked."""
-        on_trial, is_decided = member.state == "trial", member.state in DECIDED
+        on_trial = member.state == "trial"
         growth, num_asked = self._growth(num_requests), num_requests
-        if is_decided and member.num_skipped < WARM_UP_STEPS:
-            member.num_skipped += 1
-            member.lost_s += cost_s - gain_s
-            return
         if on_trial:
             member.lost_s += cost_s - gain_s
+            if member.num_skipped < WARM_UP_STEPS:
+                member.num_skipped += 1
+                return
             member.least_s = min(member.least_s, cost_s)
             num_asked = min(num_requests, TRIAL_REQUESTS)
             gain_s, cost_s = gain_s * num_requests / num_asked, cost_s * growth
@@ -374,23 +349,20 @@ class MemberChoice(Usefulness):
             return
         # By how much the gain differs from step to step: tokens come or do not, for each request that was asked.
         doubt_s = member.doubt_s(token_s * num_requests / math.sqrt(num_asked))
-        is_over = member.num_judged >= (TRIAL_STEPS if on_trial else AUDIT_STEPS)
-        if is_decided:
-            least_s = WORTHWHILE * self._step_s * on_trial + (0.0 if is_over else FIRM_DOUBTS * doubt_s)
+        is_over, worthwhile_s = member.num_judged >= TRIAL_STEPS, WORTHWHILE * self._step_s
+        if on_trial:
+            least_s = worthwhile_s if is_over else worthwhile_s + FIRM_DOUBTS * doubt_s
             if member.profit_s > least_s and member.num_judged >= FIRM_STEPS:
-                member.audit_after = FIRST_AUDIT if on_trial else min(LONGEST_AUDIT, 2 * member.audit_after)
                 member.begin("pays")
                 member.pause, member.rest = FIRST_PAUSE, FIRST_REST
             elif is_over or member.profit_s < -DOUBTS * doubt_s:
                 self._send_to_sleep(member)
         else:
-            for_long = member.num_judged >= LONG_ENOUGH and member.typical_s < 0.0
-            if member.profit_s < (0.0 if for_long else -doubt_s):
+            for_long = member.num_judged >= LONG_ENOUGH and member.typical_s < worthwhile_s
+            if member.profit_s < (worthwhile_s if for_long else -doubt_s):
                 self._send_to_sleep(member)
 
     def _send_to_sleep(self, member: DearMember) -> None:
-        if member.state == "audit":
-            member.typical_s = min(member.typical_s, member.profit_s)  # what it seemed to bring, others bring too
         if member.usually_pays:  # what comes next, another request perhaps, may suit it
             member.begin("listens")
             member.num_to_hear, member.lost_s = member.rest, 0.0

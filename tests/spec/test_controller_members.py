@@ -3,16 +3,8 @@
 from types import SimpleNamespace
 from typing import Any
 
-from paceline.core.draft_counts import MEMBER_SEPARATOR
 from paceline.core.tree import DraftTree
-from paceline.spec.controller_members import (
-    FIRST_AUDIT,
-    FIRST_PAUSE,
-    LISTEN_STEPS,
-    TRIAL_STEPS,
-    WARM_UP_STEPS,
-    MemberChoice,
-)
+from paceline.spec.controller_members import FIRST_PAUSE, LISTEN_STEPS, TRIAL_STEPS, WARM_UP_STEPS, MemberChoice
 from paceline.spec.proposer import Budget, Needs, RequestPass
 
 TOKEN_S, ROW_S, STEP_S = 0.010, 0.0005, 0.011
@@ -141,28 +133,3 @@ def test_a_trial_with_a_few_requests_counts_for_the_whole_batch() -> None:
 
     assert after(2) == "asleep"
     assert after(8) == "pays"
-
-
-def test_an_audit_finds_out_that_cheap_members_would_do_as_well() -> None:
-    """They slept because the dear one drafts the same; asked again, they own what both draft."""
-    members = choice()
-    run(members, 16, 0.002, accepted=True)
-    dear = members.dear["dear"]
-    assert dear.state == "pays"
-    num_steps = 0
-    while dear.state != "asleep" and num_steps < FIRST_AUDIT + LONGEST_TRIAL:
-        num_steps += 1
-        members.begin_step(1)
-        members.worth_asking()
-        name = "dear" if members.is_settled else f"suffix{MEMBER_SEPARATOR}dear"
-        request: Any = None
-        one = RequestPass(request, range(2), 0, 1, DraftTree([7], [-1], members=[name]), [0], [7, 8])
-        dear.spent_s += 0.002
-        members.judge([one], TOKEN_S, ROW_S, STEP_S)
-    assert dear.state == "asleep" and num_steps > FIRST_AUDIT and not dear.usually_pays
-
-
-def test_an_audit_that_goes_well_changes_nothing() -> None:
-    members = choice()
-    assert run(members, 20 * FIRST_AUDIT, 0.002, accepted=True) == 20 * FIRST_AUDIT
-    assert members.dear["dear"].state in ("pays", "audit")
