@@ -6,7 +6,7 @@ against the plain run of the same repeat, so that both saw the same machine.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,12 @@ class CellResult:
     def speedup(self) -> Median | None:
         return median(self.speedups) if self.speedups else None
 
+    def over(self, other: "CellResult") -> list[float]:
+        """How many times faster than the other setting, in each repeat that has both: they saw the same machine."""
+        seen = {record["cell"]["repeat"]: record["summary"]["tokens_per_s"] for record in other.records}
+        own = [(record["cell"]["repeat"], record["summary"]["tokens_per_s"]) for record in self.records]
+        return [speed / seen[repeat] for repeat, speed in own if repeat in seen]
+
     @property
     def method(self) -> str:
         config = self.records[0]["cell"]["speculative_config"]
@@ -88,11 +94,6 @@ class Analysis:
     def at(self, point: Point) -> list[CellResult]:
         return [cell for (_, where), cell in self.cells.items() if where == point]
 
-    def best(self, point: Point, among: Iterable[str] | None = None) -> CellResult | None:
-        names = set(self.settings if among is None else among)
-        cells = [cell for cell in self.at(point) if cell.setting in names]
-        return max(cells, key=lambda cell: cell.tokens_per_s.value, default=None)
-
     def different_outputs(self) -> list[str]:
         """Cells whose outputs were not those of the plain run: exactness, checked on the side."""
         bad = []
@@ -110,19 +111,15 @@ def analyse(records: Sequence[Record]) -> Analysis:
     if not good:
         raise InvalidOptionError("there is no successful run in the records: nothing to report")
     cells: dict[tuple[str, Point], CellResult] = {}
-    plain: dict[tuple[Point, int], float] = {}
     for record in good:
         cell = record["cell"]
         point = Point(cell["workload"], cell["temperature"], cell["concurrency"] or 0, cell["rate_per_s"] or 0.0)
         result = cells.setdefault((cell["setting"], point), CellResult(cell["setting"], point))
         result.records.append(record)
-        if cell["setting"] == PLAIN:
-            plain[point, cell["repeat"]] = record["summary"]["tokens_per_s"]
     for result in cells.values():
-        for record in result.records:
-            base = plain.get((result.point, record["cell"]["repeat"]))
-            if base is not None:
-                result.speedups.append(record["summary"]["tokens_per_s"] / base)
+        plain = cells.get((PLAIN, result.point))
+        if plain is not None:
+            result.speedups = result.over(plain)
     return Analysis(cells, [record for record in records if record["status"] != "ok"])
 
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.bench.analysis import PLAIN, Analysis, Point
+from paceline.bench.analysis import Analysis, Point
+from paceline.bench.intervals import median
 from paceline.lab.charts import HeatMap
 
 AUTO = "auto"
@@ -18,8 +19,8 @@ LEAST_REQUESTS = 16  # a comparison to a hundredth needs some seconds of each si
 class Verdict:
     point: Point
     of_plain: float  # median over repeats of auto / plain
-    of_best: float  # medians: auto / the best of plain and the fixed settings
-    best: str
+    of_best: float  # median over repeats of auto / the best of plain and the fixed settings
+    best: str  # the one with the largest median of its speedups over plain
 
     @property
     def holds(self) -> bool:
@@ -42,11 +43,14 @@ def verdicts(analysis: Analysis) -> list[Verdict]:
     fixed = [setting for setting in analysis.settings if setting != AUTO]
     result = []
     for point in analysis.points:
-        auto, best = analysis.cells.get((AUTO, point)), analysis.best(point, fixed)
-        if auto is None or best is None or (PLAIN, point) not in analysis.cells or auto.speedup is None:
+        auto = analysis.cells.get((AUTO, point))
+        others = [(cell.speedup.value, cell) for cell in analysis.at(point) if cell.setting in fixed and cell.speedup]
+        if auto is None or auto.speedup is None or not others:
             continue
-        of_best = auto.tokens_per_s.value / best.tokens_per_s.value
-        result.append(Verdict(point, auto.speedup.value, of_best, best.setting))
+        _, best = max(others, key=lambda other: other[0])
+        ratios = auto.over(best)
+        if ratios:
+            result.append(Verdict(point, auto.speedup.value, median(ratios).value, best.setting))
     return result
 
 

@@ -120,6 +120,15 @@ def test_verdicts_hold_against_plain_and_the_best() -> None:
     assert "1.75" in to_svg(heat_map(found))
 
 
+def test_verdicts_compare_what_saw_the_same_machine() -> None:
+    """The machine is slower in each round: medians of the settings' speeds would come from different rounds."""
+    speeds = {"plain": (100.0, 60.0, 30.0), "suffix:4": (120.0, 50.0, 36.0), "auto": (118.0, 71.0, 35.0)}
+    records = [record(name, 1, speed, repeat) for name, all_of in speeds.items() for repeat, speed in enumerate(all_of)]
+    [found] = verdicts(analyse(records))
+    assert found.best == "suffix:4"
+    assert found.of_best == pytest.approx(118 / 120) and found.of_plain == pytest.approx(118 / 100)
+
+
 def test_the_model_predicts_what_it_should() -> None:
     """One user, 2 tokens per pass, 4 nodes: T(5)/T(1) = 1.4, so 2 / 1.4 = 1.43 where the plain run is all passes."""
     records = [record("plain", 1, 100.0), record("ngram:4", 1, 140.0)]
