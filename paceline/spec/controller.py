@@ -45,12 +45,13 @@ DRAFT_RATE = 0.3  # and the cost of asking
 IDLE_RATE = 0.2  # how quickly the cost of a step with nobody asked is learned
 TYPICAL_RATE = 0.05  # and how quickly the worth of a new request follows that of all others
 MAX_VALUE = 8.0  # times the cost of asking: however good the past was, sleep is a few useless drafts away
-TRY_EVERY = 32  # steps between two passes with drafts that should not pay, to see whether the curve still holds
+# Steps between two passes with drafts that should not pay (does the curve still hold?), and the least chance of those.
+TRY_EVERY, TRIED_CHANCE = 32, 0.6
 TRUST_MEMORY, TRUST_PRIOR = 0.96, 4.0  # per step looked at; and accepted tokens that full trust counts for
 MOST_TRUST, CHEAP_PRIOR = 1.25, 1.0  # the latter as TRUST_PRIOR, for what cheap members draft beside dear ones
 LEAST_ROOM, FIRST_ROOM = 8, 16  # nodes asked for
 SURE_AFTER, LOOK_EVERY = 32, 4  # passes looked at one by one, at first; then every so many steps
-COST_EVERY = 16  # steps between two passes whose cost is learned, then
+COST_EVERY, MANY = 16, 4  # steps between two passes whose cost is learned, then; at every look from so many requests on
 NOBODY: frozenset[int] = frozenset()
 PEAK_MEMORY = 0.9  # per step, of how many requests there were
 HOPE_EVERY = 64  # steps between two looks at which batches are hopeless
@@ -256,7 +257,7 @@ class AutoProposer:
         if not num_decodes or elapsed_s <= 0.0 or reads_prompt:
             self.choice.skip()
             return  # prompt rows have a price of their own
-        if not self._is_sure or self._looked_in % COST_EVERY == 0:
+        if not self._is_sure or num_decodes >= MANY or self._looked_in % COST_EVERY == 0:
             self.cost.observe(num_rows, elapsed_s, num_decodes)
         if self.choice.asks_dear:
             self._cheap_expected = TRUST_MEMORY * self._cheap_expected + self._cheap_promised
@@ -423,14 +424,15 @@ class AutoProposer:
         return trees
 
     def _select(self, chances: Sequence[Sequence[float]], drafting_s: float) -> Selection:
-        """What pays; now and then, where nothing does, what loses least."""
+        """What pays; now and then, where nothing does, all that is likely: do so many rows really cost so much?"""
         selection = select(chances, self._num_requests, self.cost, MARGIN, drafting_s)
-        due = self._totals["steps"] % TRY_EVERY == 0
-        if due and selection.num_nodes == 0 and 0.0 < selection.loss_s <= self._allowance_s:
-            self._allowance_s -= selection.loss_s
-            self._totals["tried_at_a_loss"] += 1
-            self._reasons["probe"] += 1
-            return select(chances, self._num_requests, self.cost, MARGIN, drafting_s, force=True)
+        if selection.num_nodes == 0 and self._totals["steps"] % TRY_EVERY == 0:
+            tried = select(chances, self._num_requests, self.cost, MARGIN, drafting_s, at_least=TRIED_CHANCE)
+            if tried.num_nodes and tried.loss_s <= self._allowance_s:
+                self._allowance_s -= tried.loss_s
+                self._totals["tried_at_a_loss"] += 1
+                self._reasons["probe"] += 1
+                return tried
         if selection.num_nodes:
             self._reasons["pays"] += 1
         else:

@@ -26,7 +26,8 @@ from paceline.spec.services import Services
 
 KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 GUESS_PER_ROW = 0.06  # without a calibration: each further row costs this much of the first
-SHAPE_RATE, FIRST_SHAPE_RATE = 0.03, 0.25  # the latter of the first passes with drafts of about so many rows
+# How quickly the shape follows; and what passes with drafts show, the first ones of about so many rows and later ones.
+SHAPE_RATE, FIRST_DRAFTED_RATE, DRAFTED_RATE = 0.03, 0.25, 0.1
 # Standard deviations: of the level (relative) and of request_s (in passes of one row), at first, gained from one
 # observation to the next, and at most; and of an observation (relative).
 FIRST_DOUBT, GAINED_DOUBT, MOST_DOUBT = (0.15, 0.03), (0.03, 0.003), (0.3, 0.1)
@@ -35,7 +36,7 @@ FAR_OFF = 3.0  # times faster or slower than calibrated: then only the shape is 
 REPEATED_RATE, REPEATED = 0.3, 0.05  # of the shape where a knot is off by this much twice in a row, the same way
 DRAW_EVERY = 16  # observations between two looks at the bent shape: it moves slowly, looking is not free
 DENSE_ROWS = 256  # up to here the curve is written out
-LEAST_CALIBRATION, MOST_BENT = 4, 0.25  # a shape measured at so many points is bent by this much at most (log)
+LEAST_CALIBRATION, MOST_BENT = 4, 0.4  # a shape measured at so many points is bent by this much at most (log)
 OUTLIER = 0.3  # one step moves the curve at most as if it were off by this share
 CALIBRATION_ROWS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # each beside one row
 CALIBRATION_CONTEXT = 128  # tokens before each row: a row reads its context, a draft's as well as a request's
@@ -116,8 +117,9 @@ class PassCostModel:
         self._spread = [(of_level * self._level) ** 2, 0.0, (of_request * self._level * self._dense[1]) ** 2]
 
     def _bend(self, rows: int, error: float, has_drafts: bool) -> None:
-        """A knot that is wrong again in one direction, while another is not, is moved quickly. So is one that the first
-        drafts show to be wrong: what plain passes cost is known well by then."""
+        """A knot that is wrong again in one direction, while another is not, is moved quickly. So is one that drafts
+        show to be wrong, for what plain passes cost is known well; and all larger ones with it. What slows down the
+        arithmetic of many rows slows down that of more, and what is thought too dear is not tried."""
         right = min(max(1, bisect.bisect_left(KNOTS, rows)), len(KNOTS) - 1)
         share = min(1.0, (rows - KNOTS[right - 1]) / (KNOTS[right] - KNOTS[right - 1]))
         nearest = right if share >= 0.5 else right - 1
@@ -128,10 +130,13 @@ class PassCostModel:
         repeated = repeated and self._other_knot >= 0 and self._last_error[self._other_knot] * error <= 0.0
         rate = REPEATED_RATE if repeated else SHAPE_RATE
         if has_drafts:
-            rate = max(rate, FIRST_SHAPE_RATE / (1 + self._num_drafted[nearest]))
+            rate = max(rate, DRAFTED_RATE, FIRST_DRAFTED_RATE / (1 + self._num_drafted[nearest]))
             self._num_drafted[nearest] += 1
         amount = error * rate
-        for knot, part in ((right - 1, 1.0 - share), (right, share)):
+        moved = [(right - 1, 1.0 - share), (right, share)]
+        if has_drafts:
+            moved += [(knot, 1.0) for knot in range(right + 1, len(KNOTS))]
+        for knot, part in moved:
             bent = self._log_shape[knot] + part * amount
             if self._measured is not None:
                 bent = min(self._measured[knot] + MOST_BENT, max(self._measured[knot] - MOST_BENT, bent))

@@ -29,7 +29,7 @@ class Selection:
     pass_s: float  # and with the nodes kept
     speedup: float  # expected, over plain decoding, drafting not counted
     token_s: float  # what a token of the next pass costs, drafting counted; at most what it costs plainly
-    loss_s: float  # where nothing pays: what the best non-empty choice would lose; 0.0 otherwise
+    loss_s: float  # where nothing pays: what the best non-empty choice, or the one asked for, loses; 0.0 otherwise
     bar: float  # a node is worth its row from this chance on
 
     @property
@@ -61,7 +61,7 @@ def select(
     cost: PassCostModel,
     margin: float,  # the nodes must save this many times what they cost, else none are kept
     drafting_s: float = 0.0,  # what it took to draft them
-    force: bool = False,  # take the best non-empty choice even where it loses
+    at_least: float | None = None,  # take all nodes from this chance on instead, even where they lose
 ) -> Selection:
     # (-chance, tree, node): at equal chance a parent stands before its child, because its number is smaller
     ranked = [
@@ -80,12 +80,15 @@ def select(
         rate = tokens / (drafting_s + seconds[count])
         if rate > best_rate:
             best, best_rate, best_tokens = count, rate, tokens
+    if at_least is not None:
+        likely = [-negative for negative, _, _ in ranked if -negative >= at_least]
+        best, best_tokens = len(likely), num_requests + sum(likely)
     best_s = seconds[best]
     loss_s = 0.0
     saved_s, spent_s = (best_tokens - num_requests) / plain_rate, best_s - plain_s
     if best and saved_s < margin * spent_s:
         loss_s = max(0.0, spent_s - saved_s)
-        if not force:
+        if at_least is None:
             best, best_s = 0, plain_s
     keep: list[list[int]] = [[] for _ in chances]
     for _, i, node in ranked[:best]:

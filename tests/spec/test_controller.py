@@ -167,14 +167,15 @@ def test_no_other_choice_of_nodes_is_faster(trees: list[DraftTree], slope: float
     assert rate([(i, node) for i, keep in enumerate(chosen.keep) for node in keep]) >= best * (1 - 1e-9 - ignored)
 
 
-def test_a_margin_keeps_marginal_nodes_out_and_force_lets_them_in() -> None:
+def test_a_margin_keeps_marginal_nodes_out_and_who_asks_for_them_gets_them() -> None:
     cost = PassCostModel({1: 1.0, 2: 1.5})
     assert select([[0.55]], 1, cost, margin=1.0).num_nodes == 1
     refused = select([[0.55]], 1, cost, margin=1.15)
     assert refused.num_nodes == 0 and refused.loss_s == 0.0
     losing = select([[0.3]], 1, cost, margin=1.15)
     assert losing.loss_s == pytest.approx(0.5 - 0.3)
-    assert select([[0.3]], 1, cost, margin=1.15, force=True).keep == [[0]]
+    assert select([[0.3]], 1, cost, margin=1.15, at_least=0.3).keep == [[0]]
+    assert select([[0.9, 0.8, 0.3]], 1, cost, margin=1.15, at_least=0.7).keep == [[0, 1]]
 
 
 def test_the_dearer_the_drafting_the_more_of_it_is_used() -> None:
@@ -313,7 +314,7 @@ def test_after_a_selection_in_which_nothing_pays_a_good_draft_still_passes_the_b
     nothing = select([[0.1]], 1, cost, margin=1.1)
     assert nothing.num_nodes == 0
     assert above_bar([[0.9, 0.15]], nothing.bar) == [[0]]
-    tried = select([[0.1]], 1, cost, margin=1.1, force=True)  # at a loss: no reason to go on like that
+    tried = select([[0.1]], 1, cost, margin=1.1, at_least=0.1)  # at a loss: no reason to go on like that
     assert tried.num_nodes == 1 and tried.bar == nothing.bar
 
 
