@@ -47,7 +47,7 @@ TYPICAL_RATE = 0.05  # and how quickly the worth of a new request follows that o
 MAX_VALUE = 8.0  # times the cost of asking: however good the past was, sleep is a few useless drafts away
 # Steps between two passes with drafts that should not pay (does the curve still hold?), and the least chance of those.
 TRY_EVERY, TRIED_CHANCE = 32, 0.6
-TRUST_MEMORY, TRUST_PRIOR = 0.96, 4.0  # per step looked at; and accepted tokens that full trust counts for
+TRUST_MEMORY, TRUST_PRIOR = 0.92, 5.0  # per look; and accepted tokens that full trust counts for
 MOST_TRUST, CHEAP_PRIOR = 1.25, 1.0  # the latter as TRUST_PRIOR, for what cheap members draft beside dear ones
 LEAST_ROOM, FIRST_ROOM = 8, 16  # nodes asked for
 SURE_AFTER, LOOK_EVERY = 32, 4  # passes looked at one by one, at first; then every so many steps
@@ -251,8 +251,9 @@ class AutoProposer:
                 if verified.request.request_id in self._records:  # others chose a method for themselves
                     own.append(verified)
                     accepted += len(verified.accepted)
-        self._promised = TRUST_MEMORY * self._promised + self._expected
-        self._kept_promises = TRUST_MEMORY * self._kept_promises + (accepted if self._expected else 0.0)
+        memory = TRUST_MEMORY if self._expected else TRUST_MEMORY**2  # where nothing is promised, looks are seldom
+        self._promised = memory * self._promised + self._expected
+        self._kept_promises = memory * self._kept_promises + (accepted if self._expected else 0.0)
         self._trust = min(MOST_TRUST, (self._kept_promises + TRUST_PRIOR) / (self._promised + TRUST_PRIOR))
         if not num_decodes or elapsed_s <= 0.0 or reads_prompt:
             self.choice.skip()

@@ -113,9 +113,9 @@ class Speculator:
         return trees
 
     def _is_rest_for_all(self) -> bool:
-        """Does every proposer rest in this step? With none, which is plain decoding, this is so too."""
+        """Does every proposer rest in this step?"""
         resting: list[Any] = [one for one in self._proposers.values() if getattr(one, "steps_to_rest", 0)]
-        if len(resting) < len(self._proposers):
+        if not resting or len(resting) < len(self._proposers):
             return False
         for proposer in resting:
             proposer.steps_to_rest -= 1
