@@ -2,7 +2,8 @@
 
 One JSON line per request. Drafters that look only at tokens need no more than the output. Token recycling learns from
 the target's likeliest tokens, after rejected nodes too: a recording made while recycling drafts holds both, and what it
-would hear in the same order where requests were answered one after the other.
+would hear in the same order where requests were answered one after the other. In a merged tree it hears of other nodes,
+so the requests are answered once more while `merge` drafts (`joined`).
 """
 
 import json
@@ -19,13 +20,14 @@ from paceline.bench.backend import Sampling
 from paceline.bench.engine_backend import asked, sampling_params
 from paceline.bench.workloads import Prompt
 from paceline.core.tree import DraftTree
-from paceline.errors import InvalidOptionError
+from paceline.errors import InvalidOptionError, PacelineError
 from paceline.llm import LLM
 from paceline.spec.proposer import RequestPass, StepContext
 from paceline.spec.speculator import Speculator
 from paceline.spec.top_tokens import top_tokens
 
 NUM_TOP_TOKENS = 8
+RECORDED_WITH = ("recycling", "merge")  # methods that draft while requests are answered for a recording, in turn
 
 Note = tuple[int, list[int], list[int]]
 
@@ -118,6 +120,14 @@ def rejected_paths(tree: DraftTree, accepted: Sequence[int], position: int) -> l
         at, path = (position, []) if parent < 0 else found[parent]
         found.append((at + 1, []) if node in accepted else (at, [*path, token]))
     return found
+
+
+def joined(recorded: Sequence[Recorded]) -> Recorded:
+    """The same request, answered several times while different methods drafted: the notes on all their trees."""
+    first = recorded[0]
+    if any(other.output_token_ids != first.output_token_ids for other in recorded):
+        raise PacelineError(f"{first.prompt_id} got another answer while another method drafted: that must never be")
+    return replace(first, rejected=[note for one in recorded for note in one.rejected])
 
 
 def save_recording(recorded: Sequence[Recorded], path: str | Path) -> None:

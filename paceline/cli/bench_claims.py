@@ -197,13 +197,18 @@ def _curve(args: argparse.Namespace) -> int:
 
 def _record(args: argparse.Namespace) -> int:
     from paceline.bench.backend import Sampling
-    from paceline.bench.recording import record, save_recording
+    from paceline.bench.recording import RECORDED_WITH, joined, record, save_recording
     from paceline.bench.workloads import take
     from paceline.llm import LLM
 
-    llm = LLM(args.model, {"method": "recycling"}, **options.model_options(args) | {"max_num_seqs": 1})
     sampling = Sampling(max_tokens=args.max_tokens, temperature=args.temperature)
-    recorded = record(llm, take(args.workload, args.requests), sampling)
+    model: Any = args.model
+    found = []
+    for method in RECORDED_WITH:
+        llm = LLM(model, {"method": method}, **options.model_options(args) | {"max_num_seqs": 1})
+        model = llm.engine.model
+        found.append(record(llm, take(args.workload, args.requests), sampling))
+    recorded = [joined(all_of) for all_of in zip(*found, strict=True)]
     save_recording(recorded, args.out)
     num_tokens = sum(len(one.output_token_ids) for one in recorded)
     print(json.dumps({"file": args.out, "requests": len(recorded), "tokens": num_tokens}))

@@ -9,11 +9,11 @@ import pytest
 from paceline.bench.backend import Sampling
 from paceline.bench.live import live_acceptance_length
 from paceline.bench.opinions import Opinions
-from paceline.bench.recording import Recorded, load_recording, record, rejected_paths, save_recording
+from paceline.bench.recording import Recorded, joined, load_recording, record, rejected_paths, save_recording
 from paceline.bench.replay import Replay
 from paceline.bench.workloads import Prompt
 from paceline.core.tree import DraftTree
-from paceline.errors import InvalidOptionError
+from paceline.errors import InvalidOptionError, PacelineError
 from paceline.lab.pass_cost import PassCost
 from paceline.llm import LLM
 from tests.bench.toy_llm import toy_model
@@ -55,6 +55,14 @@ def test_rejected_nodes_are_noted_by_where_they_leave_the_output() -> None:
     #          root -> 5 -> 6 (accepted: 5)      7 -> 8
     tree = DraftTree([5, 6, 7, 8], [-1, 0, -1, 2])
     assert rejected_paths(tree, [0], 10) == [(11, []), (11, [6]), (10, [7]), (10, [7, 8])]
+
+
+def test_notes_of_several_methods_are_joined_and_answers_must_be_the_same(recorded: list[Recorded]) -> None:
+    one = replace(recorded[0], rejected=[(0, [1], [2])])
+    other = replace(one, rejected=[(3, [4], [5])])
+    assert joined([one, other]).rejected == [(0, [1], [2]), (3, [4], [5])]
+    with pytest.raises(PacelineError, match="another answer"):
+        joined([one, replace(one, output_token_ids=[*one.output_token_ids, 0])])
 
 
 def test_an_earlier_opinion_is_taken_where_the_very_node_is_not_recorded() -> None:
