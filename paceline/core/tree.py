@@ -76,15 +76,8 @@ class DraftTree:
 
     def select(self, keep: Sequence[int]) -> "DraftTree":
         """The tree of the nodes in `keep` (ascending, closed under parents)."""
-        count = len(keep)
-        if count and keep[-1] == count - 1:  # the first ones: the most frequent case, and nothing is renumbered
-            return DraftTree(
-                self.token_ids[:count],
-                self.parents[:count],
-                None if self.draft_probs is None else self.draft_probs[:count],
-                None if self.members is None else self.members[:count],
-                None if self.confidence is None else self.confidence[:count],
-            )
+        if keep and keep[-1] == len(keep) - 1:  # the most frequent case
+            return self.first(len(keep))
         new_index = {-1: -1} | {old: new for new, old in enumerate(keep)}
         return DraftTree(
             [self.token_ids[i] for i in keep],
@@ -95,8 +88,17 @@ class DraftTree:
         )
 
     def first(self, num_nodes: int) -> "DraftTree":
-        """The first nodes: always a tree, because parents come before children."""
-        return self if len(self) <= num_nodes else self.select(range(num_nodes))
+        """The first nodes: always a tree, because parents come before children, and nothing is renumbered."""
+        if len(self) <= num_nodes:
+            return self
+        num_nodes = max(0, num_nodes)  # no room at all is room for none
+        return DraftTree(
+            self.token_ids[:num_nodes],
+            self.parents[:num_nodes],
+            None if self.draft_probs is None else self.draft_probs[:num_nodes],
+            None if self.members is None else self.members[:num_nodes],
+            None if self.confidence is None else self.confidence[:num_nodes],
+        )
 
     def up_to_depth(self, max_depth: int) -> "DraftTree":
         depths = self.depths()

@@ -100,7 +100,7 @@ def load() -> tuple[ctypes.CDLL | None, str | None]:
         )
     try:
         library = ctypes.CDLL(str(path))
-        _declare(library, SIGNATURES)
+        declare(library, SIGNATURES)
     except (OSError, AttributeError) as error:
         return None, (
             f"the native CPU kernels do not load ({error}): rebuild them with `python -m paceline.ops.native.build`"
@@ -112,13 +112,14 @@ def load_with(signatures: Signatures) -> ctypes.CDLL | None:
     """The library with these functions declared too; None without one, or with one that was built before them."""
     loaded, _ = load()
     try:
-        _declare(loaded, signatures)
+        declare(loaded, signatures)
     except AttributeError:
         return None
     return loaded
 
 
-def _declare(library: ctypes.CDLL | None, signatures: Signatures) -> None:
+def declare(library: ctypes.CDLL | None, signatures: Signatures) -> None:
+    """Say what the library's functions take and return; AttributeError where it lacks one."""
     for name, (result, arguments) in signatures.items():
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments

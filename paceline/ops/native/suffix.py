@@ -12,7 +12,7 @@ from ctypes import c_double, c_int32, c_void_p
 from functools import cache
 
 from paceline.core.tree import DraftTree
-from paceline.ops.native.library import Signatures, load_with
+from paceline.ops.native.library import Signatures, declare, load_with
 
 
 class _Draft(ctypes.Structure):
@@ -40,9 +40,7 @@ def _library() -> ctypes.CDLL | None:
     if loaded is None:
         return None
     library = ctypes.PyDLL(loaded._name, handle=loaded._handle)
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
+    declare(library, _SIGNATURES)
     return library
 
 
