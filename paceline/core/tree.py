@@ -87,6 +87,10 @@ class DraftTree:
             None if self.confidence is None else [self.confidence[i] for i in keep],
         )
 
+    def by(self, member: str) -> "DraftTree":
+        """The same, said to be drafted by one member."""
+        return DraftTree(self.token_ids, self.parents, self.draft_probs, [member] * len(self), self.confidence)
+
     def first(self, num_nodes: int) -> "DraftTree":
         """The first nodes: always a tree, because parents come before children, and nothing is renumbered."""
         if len(self) <= num_nodes:

@@ -192,8 +192,12 @@ class AutoProposer:
         self.choice.sleepers = NOBODY if asked == awake else {i for i, at in enumerate(asked) if at not in awake}
         self._num_awake = len(awake)
         self.choice.cheap_sleep = not awake
-        drafted, draft_s = self._ask(step, budgets, asked)
-        trees = self._choose(requests, asked, drafted, draft_s)
+        alone = None if awake or self._looks else self.choice.pays_alone
+        if alone is not None:
+            trees, draft_s = self._pass_on(alone, step, budgets)
+        else:
+            drafted, draft_s = self._ask(step, budgets, asked)
+            trees = self._choose(requests, asked, drafted, draft_s)
         can_rest = self._is_sure and self.choice.all_sleep and not (self._may_pay and self._any_light)
         self._planned_rest = self.steps_to_rest = LIGHT_SLEEP - 1 - now % LIGHT_SLEEP if can_rest else 0
         self._handed_over_s = self.clock()
@@ -369,9 +373,23 @@ class AutoProposer:
             else:
                 self._draft_s = cheap_s
         else:  # nobody but dear members was asked: putting their trees together is for them alone
-            self.choice.charge(spent_s - (self.choice.dear_s - dear_before_s) + self._step_own_s)
+            beside_s = spent_s - (self.choice.dear_s - dear_before_s) + self._step_own_s
+            self.choice.charge(beside_s / LOOK_EVERY if self._is_sure else beside_s)  # other steps: `_pass_on`
         self._totals["asked"] += len(asked)
         return trees, spent_s
+
+    def _pass_on(self, member: str, step: StepContext, budgets: Sequence[Budget]) -> tuple[list[DraftTree], float]:
+        """A step that nobody looks at, in which one dear member drafts alone: its trees as they are, for it was told
+        where to stop."""
+        begin_s = self.clock()
+        trees = self.drafters.propose_alone(member, step, budgets)
+        num_drafted = sum([len(tree.token_ids) for tree in trees])
+        self._reasons["pays" if num_drafted else "nothing_drafted"] += 1
+        totals = self._totals
+        totals["asked"] += len(trees)
+        totals["drafted_nodes"] += num_drafted
+        totals["offered_nodes"] += num_drafted
+        return trees, self.clock() - begin_s
 
     def _choose(
         self,
@@ -403,6 +421,7 @@ class AutoProposer:
             self._expected, self._cheap_promised = selection.gain / max(trust, 1e-6), 0.0
             if choice.asks_dear:
                 choice.expect(drafted, kept, chances)
+                choice.stop_at(selection.bar)
         now = self._totals["steps"] + 1
         num_drafted = num_offered = 0
         for i, record, tree, keep in zip(asked, records, drafted, kept, strict=True):

@@ -30,7 +30,7 @@ GUESS_PER_ROW = 0.06  # without a calibration: each further row costs this much 
 SHAPE_RATE, FIRST_DRAFTED_RATE, DRAFTED_RATE = 0.03, 0.25, 0.1
 # Standard deviations: of the level (relative) and of request_s (in passes of one row), at first, gained from one
 # observation to the next, and at most; and of an observation (relative).
-FIRST_DOUBT, GAINED_DOUBT, MOST_DOUBT = (0.15, 0.03), (0.03, 0.003), (0.3, 0.1)
+FIRST_DOUBT, GAINED_DOUBT, MOST_DOUBT = (0.12, 0.06), (0.03, 0.006), (0.3, 0.15)
 NOISE = 0.1
 FAR_OFF = 3.0  # times faster or slower than calibrated: then only the shape is taken from the calibration
 REPEATED_RATE, REPEATED = 0.3, 0.05  # of the shape where a knot is off by this much twice in a row, the same way
@@ -90,7 +90,9 @@ class PassCostModel:
         else:
             error_s = min(OUTLIER * expected_s, max(-OUTLIER * expected_s, seconds - expected_s))
             self._correct(self._shape(rows), requests, error_s, NOISE * expected_s)
-            self._bend(rows, error_s / expected_s, has_drafts=0 < requests < rows)
+            # Plain passes do not bend it: a machine that became faster would make drafts seem dear that nobody tried.
+            if requests != rows:
+                self._bend(rows, error_s / expected_s, has_drafts=requests > 0)
         if self.num_observed % DRAW_EVERY == 0:
             self._draw()
 

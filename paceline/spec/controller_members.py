@@ -31,8 +31,8 @@ TRIAL_STEPS, TRIAL_REQUESTS = 64, 2  # at most
 DOUBTS = 2.5  # standard errors by which the profit of a trial must be below zero to end it early
 # What a trial must bring: so much of a step's time, by so many standard errors or to its end, after so many steps.
 # What gains less is as easily a loss, and dear to tell from one.
-WORTHWHILE, FIRM_DOUBTS, FIRM_STEPS = 0.03, 1.5, 12
-GAIN_SHARE = 0.95  # of what a member's tokens save; the rest is for what it costs unseen, such as keeping hidden states
+WORTHWHILE, FIRM_DOUBTS, FIRM_STEPS = 0.02, 1.5, 12
+GAIN_SHARE = 0.98  # of what a member's tokens save; the rest is for what it costs unseen, such as keeping hidden states
 PRIOR_SPREAD = 0.5  # tokens: steps that brought nothing say little, because one that brings a lot may follow
 LONG_ENOUGH = 24  # steps after which too small a profit counts as a loss, where it has been that for long
 ENOUGH = 1.0  # accepted tokens per request and step from the cheap members: there is little left to gain
@@ -41,7 +41,9 @@ NO_BUDGET = Budget(0, 0)
 ASKED = ("trial", "pays")  # states
 LISTEN_STEPS = 12  # before a trial, where it has missed something
 WARM_UP_STEPS = 2  # of a trial, not judged
-MEMORY_STEPS = 16.0  # looked at, over which a member that pays is judged
+PAYS_STEPS = 24.0  # looked at, over which a member that pays is judged
+MEMORY_STEPS = 16.0  # and over which the steps themselves are averaged
+EXPECTED_SHARE = 0.75  # of the judgement is what was expected: what comes is mostly luck
 FIRST_PAUSE, LONGEST_PAUSE = 96, 2048  # steps between two trials
 TYPICAL_STEPS = 128.0  # one that has paid over so many steps
 FIRST_REST, LONGEST_REST = 16, 128  # steps: only rests, and listens meanwhile
@@ -49,6 +51,9 @@ KNOWN_STEPS = 32  # after which a member is known at all
 MOST_SKIPPED = 32  # steps of a trial that read prompts too: then it ends, without a verdict
 GROWING_SHARE = 0.35  # of the time that a trial takes, at least, grows with the requests
 FEWER = 4  # times fewer requests than in the last trial: reason enough for another one
+# A level of drafting takes about so much of what a token takes; the next token is foreseen so often, typically; and a
+# path that is as likely as this is never left.
+LEVEL_SHARE, NEXT_CHANCE, MOST_LIKELY = 0.08, 0.7, 0.7
 TRIAL_SHARE = 0.005  # of the elapsed time, that trials which lose may take
 
 
@@ -99,7 +104,7 @@ class DearMember:
 
     @property
     def _num_remembered(self) -> float:
-        return max(1.0, min(self.num_judged, TRIAL_STEPS if self.state == "trial" else MEMORY_STEPS))
+        return max(1.0, min(self.num_judged, TRIAL_STEPS if self.state == "trial" else PAYS_STEPS))
 
 
 class MemberChoice(Usefulness):
@@ -112,6 +117,12 @@ class MemberChoice(Usefulness):
         }
         self._cheap_needs = union([member.needs for name, member in members.items() if name not in self.dear])
         self._needs_of = {name: members[name].needs for name in self.dear}
+        # Those that can be told to stop where a path is no longer likely; not those that draw, for it would be a bias.
+        self._stoppable: list[Any] = [
+            member
+            for name, member in members.items()
+            if name in self.dear and hasattr(member, "least_followed") and not member.needs.draft_probs
+        ]
         self._needs: dict[tuple[str, ...], Needs] = {}  # who is not asleep -> what everybody needs
         self._step = 0
         self.has_trial = self.pays = False  # is a dear member on trial; does one pay, and is asked for every request
@@ -144,11 +155,24 @@ class MemberChoice(Usefulness):
             self.dear[member].spent_s += seconds
             self.dear_s += seconds
 
+    @property
+    def pays_alone(self) -> str | None:
+        """The dear member that pays, where no other one is asked."""
+        asked = [name for name, member in self.dear.items() if member.is_asked]
+        return asked[0] if self.pays and len(asked) == 1 else None
+
     def charge(self, seconds: float) -> None:
         """What was spent for the dear members alone, though not by them."""
         for member in self.dear.values():
             if member.is_asked:
                 member.spent_s += seconds
+
+    def stop_at(self, bar: float) -> None:
+        """`bar`: the chance from which on a node is worth its row. To go on behind it, what probably follows must be
+        worth another level too."""
+        for member in self._stoppable:
+            member.least_kept = min(MOST_LIKELY, bar)
+            member.least_followed = min(MOST_LIKELY, (bar + LEVEL_SHARE) / NEXT_CHANCE)
 
     def is_cheap(self, tree: DraftTree, node: int) -> bool:
         """Did none but cheap members draft it?"""
@@ -255,7 +279,8 @@ class MemberChoice(Usefulness):
         for name, member in self.dear.items():
             cost_s, member.spent_s = member.spent_s, 0.0
             if member.is_asked and name in self._asked:
-                tokens = (num_tokens[name] + self._expected.get(name, num_tokens[name])) / 2
+                found = num_tokens[name]
+                tokens = found + EXPECTED_SHARE * (self._expected.get(name, found) - found)
                 gain_s = GAIN_SHARE * worth_s * tokens - row_s * num_rows[name]
                 self._settle(member, gain_s, cost_s, token_s, max(1, len(passes)))
 
@@ -279,7 +304,7 @@ class MemberChoice(Usefulness):
     def expect(
         self, trees: Sequence[DraftTree], keep: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
     ) -> None:
-        """What the nodes offered next should bring their owners. Half of the judgement: what comes is mostly luck."""
+        """What the nodes offered next should bring their owners."""
         self._expected = dict.fromkeys(self.dear, 0.0)
         for tree, nodes, chance in zip(trees, keep, chances, strict=True):
             if tree.members is not None:
@@ -353,7 +378,7 @@ class MemberChoice(Usefulness):
         if on_trial:
             least_s = worthwhile_s if is_over else worthwhile_s + FIRM_DOUBTS * doubt_s
             if member.profit_s > least_s and member.num_judged >= FIRM_STEPS:
-                member.begin("pays")
+                member.state = "pays"  # and the judgement goes on
                 member.pause, member.rest = FIRST_PAUSE, FIRST_REST
             elif is_over or member.profit_s < -DOUBTS * doubt_s:
                 self._send_to_sleep(member)

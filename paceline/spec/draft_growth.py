@@ -28,7 +28,8 @@ class Growth:
 
     request: Request
     budget: Budget
-    lowest: float = -math.inf  # log-probability of a path that is not worth its row
+    lowest: float = -math.inf  # log-probability from which a path is worth its row
+    followed: float = -math.inf  # and from which it is worth the time to extend it
     token_ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)  # of each node, given its parent
@@ -53,7 +54,7 @@ class Growth:
 
     def _next_frontier(self, paths: NDArray[np.float64], first: int, width: int) -> list[int]:
         order = np.argsort(-paths, kind="stable")[:width]
-        floor = max(LOWEST / 2, self.lowest)
+        floor = max(LOWEST / 2, self.lowest, self.followed)
         if len(self.path_log_probs) > self.budget.num_nodes:
             floor = max(floor, heapq.nlargest(self.budget.num_nodes, self.path_log_probs)[-1])
         return [first + int(i) for i in order if paths[i] >= floor]

@@ -74,10 +74,11 @@ class NativeDrafts:
         features: Sequence[Tensor],  # of their newest ones
         widths: Sequence[int],
         lowest: float,
+        followed: float,
     ) -> list[DraftTree]:
         calls = [self._call(*one) for one in zip(requests, budgets, contexts, features, widths, strict=True)]
         trees = []
-        for drafted in self._eagle.draft(calls, self._first_scratch, lowest):
+        for drafted in self._eagle.draft(calls, self._first_scratch, lowest, followed):
             confidence = np.exp(drafted.log_probs, dtype=np.float64).tolist()
             trees.append(
                 DraftTree(drafted.token_ids, drafted.parents, confidence=confidence) if confidence else EMPTY_TREE

@@ -109,7 +109,7 @@ class Speculator:
                 if tree.token_ids:
                     if __debug__:
                         check_tree(tree, budget, self._services.vocab_size, method)
-                    trees[i] = tree if tree.members is not None else replace(tree, members=[method] * len(tree))
+                    trees[i] = tree if tree.members is not None else tree.by(method)
         return trees
 
     def _is_rest_for_all(self) -> bool:

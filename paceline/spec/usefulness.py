@@ -68,6 +68,11 @@ class Usefulness:
             self.accounts[name].num_asked += 1
         return self._asked
 
+    def ask_one(self, member: str) -> None:
+        """Instead: this one and no other."""
+        self._asked = [member]
+        self.accounts[member].num_asked += 1
+
     def budgets(self, member: str, budgets: list[Budget]) -> list[Budget]:
         """Of each request, for this member in this step."""
         return budgets

@@ -156,3 +156,15 @@ def test_a_wrong_slot_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     call = Drafting(1, 1, outside, torch.zeros(CONFIG.hidden_size), num_nodes=4, max_depth=4, width=1)
     with pytest.raises(InvalidOptionError, match="slot"):
         proposer._native._eagle.draft([call], NUM_BLOCKS * BLOCK_SIZE, -1e9)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_what_is_not_followed_is_kept_without_children(monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
+    proposer = make_proposer(monkeypatch, network())
+    step = show(proposer, make_requests(temperature=temperature)[:1])
+    [whole] = proposer.propose(step, [Budget(16, 5)])
+    assert max(whole.depths()) > 1
+    proposer.least_followed = 1.0  # nothing is that likely: one level
+    [by_level], [shallow] = both_ways(proposer, step, [Budget(16, 5)])
+    assert shallow.token_ids == by_level.token_ids
+    assert set(shallow.parents) == set(by_level.parents) == {-1}

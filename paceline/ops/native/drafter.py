@@ -5,6 +5,7 @@ called one by one as well (`layers.py`); here nothing comes back to Python betwe
 """
 
 import ctypes
+import math
 import weakref
 from collections.abc import Sequence
 from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_void_p
@@ -20,7 +21,6 @@ from torch import Tensor
 from paceline.errors import InvalidOptionError
 from paceline.ops.native.layers import IntArray, NativeLayers, NativeLinear
 from paceline.ops.native.library import STATUS, Signatures, load_with
-from paceline.ops.native.noise import noise_available
 from paceline.ops.random import BitRow
 
 Floats = NDArray[np.float32]
@@ -54,6 +54,7 @@ class _Draft(ctypes.Structure):
         *((name, c_void_p) for name in ("num_nodes", "max_depths", "widths", "key_slots")),
         *((name, c_void_p) for name in ("features", "scales", "noise_keys")),
         ("lowest", c_double),
+        ("followed", c_double),
         *((name, c_void_p) for name in ("kv_cache", "num_drafted", "token_ids", "parents", "log_probs")),
     ]
 
@@ -62,14 +63,13 @@ _SIGNATURES: Signatures = {
     "pl_eagle_new": (c_void_p, [POINTER(_Parts)]),
     "pl_eagle_free": (None, [c_void_p]),
     "pl_eagle_take_in": (c_int32, [c_void_p, POINTER(_Context)]),
-    "pl_eagle_draft": (c_int32, [c_void_p, POINTER(_Draft)]),
+    "pl_eagle_grow": (c_int32, [c_void_p, POINTER(_Draft)]),
 }
 
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    # A library that was built before it had noise has these functions too, but takes other structures.
-    return load_with(_SIGNATURES) if noise_available() else None
+    return load_with(_SIGNATURES)
 
 
 def drafter_available() -> bool:
@@ -137,7 +137,7 @@ class NativeEagle:
             norm_before_residual=norm_before_residual,
             **{name: norm.data_ptr() for name, norm in floats.items()},
         )
-        self._take_in, self._draft = library.pl_eagle_take_in, library.pl_eagle_draft
+        self._take_in, self._draft = library.pl_eagle_take_in, library.pl_eagle_grow
         self._eagle = library.pl_eagle_new(ctypes.byref(parts))
         if not self._eagle:
             raise InvalidOptionError("no memory for a native drafter, or its sizes or vocabulary are not the target's")
@@ -160,8 +160,10 @@ class NativeEagle:
         _check(self._take_in(self._eagle, ctypes.byref(context)))
         return features
 
-    def draft(self, requests: Sequence[Drafting], first_scratch: int, lowest: float) -> list[Drafted]:
-        """Trees; paths with a log-probability below `lowest` are left out."""
+    def draft(
+        self, requests: Sequence[Drafting], first_scratch: int, lowest: float, followed: float = -math.inf
+    ) -> list[Drafted]:
+        """Trees; paths with a log-probability below `lowest` are left out, those below `followed` not extended."""
         count, kv_cache = len(requests), self._layers.kv_cache
         lengths = [len(r.context) for r in requests]
         ints = np.array(
@@ -195,6 +197,7 @@ class NativeEagle:
             scales.ctypes.data,
             ctypes.cast(keys, c_void_p),
             lowest,
+            max(lowest, followed),
             kv_cache.data_ptr(),
             drafted.ctypes.data,
             nodes.ctypes.data,

@@ -61,7 +61,9 @@ class Eagle3Proposer:
         self._layers = make_layers(network.config.layer, [network.midlayer], num_slots, place)
         self._network = network.to(place.device)
         self._scores = draft_scores(services, network.d2t, draft_sampling)
-        self._width, self._lowest = draft_width, least_log_prob(draft_min_prob)
+        self._width, self._min_prob = draft_width, draft_min_prob
+        # As draft_min_prob, of what is kept and of what is extended: set by whoever knows what rows and levels cost.
+        self.least_kept = self.least_followed = 0.0
         self._native = NativeDrafts.of(
             network,
             self._target,
@@ -97,11 +99,19 @@ class Eagle3Proposer:
             for i, tree in zip(group, drafted, strict=True):
                 trees[i] = tree
         for group in groups(by_level, self._width * deepest):
-            growing = [Growth(step.requests[i], budgets[i], self._lowest) for i in group]
+            growing = [Growth(step.requests[i], budgets[i], self._lowest, self._followed) for i in group]
             self._grow(growing)
             for i, growth in zip(group, growing, strict=True):
                 trees[i] = growth.tree()
         return trees
+
+    @property
+    def _lowest(self) -> float:
+        return least_log_prob(max(self._min_prob, self.least_kept))
+
+    @property
+    def _followed(self) -> float:
+        return least_log_prob(self.least_followed)
 
     def _suits_native(self, request: Request) -> bool:
         return self._native is not None and self._native.suit(request)
@@ -155,6 +165,7 @@ class Eagle3Proposer:
             [self._newest[request.request_id][1] for request in requests],
             [_width(budget, self._width) for budget in budgets],
             max(LOWEST / 2, self._lowest),
+            self._followed,
         )
 
     def _grow(self, growing: list[Growth]) -> None:

@@ -184,6 +184,17 @@ class MergeProposer:
             merged.append(self._join(request, trees, budget) if trees else EMPTY_TREE)
         return merged
 
+    def propose_alone(self, name: str, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
+        """One member's trees, as it drafts them. Nothing is learned from what becomes of them."""
+        usefulness, clock = self.usefulness, self.usefulness.clock
+        usefulness.ask_one(name)
+        most_nodes, most_depth = self._limits[name]
+        own = [Budget(min(nodes, most_nodes), min(depth, most_depth)) for nodes, depth in budgets]
+        begin_s = clock()
+        trees = self.members[name].propose(step, own)
+        usefulness.spend(name, clock() - begin_s)
+        return [tree.by(name) if tree.token_ids else tree for tree in trees]
+
     def _join(self, request: Request, trees: dict[str, DraftTree], budget: Budget) -> DraftTree:
         if any(tree.draft_probs is not None for tree in trees.values()):
             return side_by_side(trees, budget)

@@ -37,7 +37,7 @@ struct PlEagleDraft {
   const float* features;           // [requests][hidden_size]: of the newest pairs
   const float* scales;             // [requests]: the logits are multiplied with it before noise is added
   const uint64_t* const* noise_keys;  // [requests]: [max_depth], names of each level's noise; or null
-  double lowest;                   // log-probability of a path that is too unlikely to be kept
+  double lowest, followed;         // log-probabilities from which a path is kept, and from which it is extended
   float* kv_cache;
   int32_t* num_drafted;            // [requests], written; a request's nodes follow those of the one before
   int32_t *token_ids, *parents;    // [sum of num_nodes], written
@@ -115,7 +115,7 @@ struct Tree {
   std::vector<int> frontier{-1};
   int root_row = 0;
 
-  void extend(const int32_t* ids, const float* log_probs, size_t stride, double lowest) {
+  void extend(const int32_t* ids, const float* log_probs, size_t stride, double followed) {
     const int first = (int)nodes.size();
     for (size_t line = 0; line < frontier.size(); line++) {
       const double above = frontier[line] < 0 ? 0.0 : nodes[frontier[line]].path;
@@ -129,7 +129,7 @@ struct Tree {
     for (int i = first; i < (int)nodes.size(); i++) order.push_back(i);
     std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return nodes[a].path > nodes[b].path; });
     if ((int)order.size() > width) order.resize(width);
-    double floor = lowest;
+    double floor = followed;
     if ((int)nodes.size() > num_nodes) {  // a path below the last one that fits cannot come back
       std::vector<double> paths;
       for (const Node& node : nodes) paths.push_back(node.path);
@@ -287,7 +287,7 @@ struct Drafting {
     size_t row = 0;
     for (Tree& tree : trees) {
       const size_t lines = tree.frontier.size();
-      if (lines) tree.extend(e.top_ids.get() + row * widest, e.top_log_probs.get() + row * widest, widest, d.lowest);
+      if (lines) tree.extend(e.top_ids.get() + row * widest, e.top_log_probs.get() + row * widest, widest, d.followed);
       row += lines;
     }
     depth++;
@@ -399,7 +399,7 @@ int32_t pl_eagle_take_in(PlEagle* eagle, const PlEagleContext* context) {
   return PL_OK;
 }
 
-int32_t pl_eagle_draft(PlEagle* eagle, const PlEagleDraft* draft) {
+int32_t pl_eagle_grow(PlEagle* eagle, const PlEagleDraft* draft) {
   if (const int status = check_draft(*eagle, *draft)) return status;
   try {
     return Drafting(*eagle, *draft).run();
