@@ -374,7 +374,8 @@ class AutoProposer:
                 self._draft_s = cheap_s
         else:  # nobody but dear members was asked: putting their trees together is for them alone
             beside_s = spent_s - (self.choice.dear_s - dear_before_s) + self._step_own_s
-            self.choice.charge(beside_s / LOOK_EVERY if self._is_sure else beside_s)  # other steps: `_pass_on`
+            is_seldom = self.choice.pays_alone is not None  # in other steps its trees are passed on
+            self.choice.charge(beside_s / LOOK_EVERY if is_seldom else beside_s)
         self._totals["asked"] += len(asked)
         return trees, spent_s
 

@@ -31,8 +31,8 @@ TRIAL_STEPS, TRIAL_REQUESTS = 64, 2  # at most
 DOUBTS = 2.5  # standard errors by which the profit of a trial must be below zero to end it early
 # What a trial must bring: so much of a step's time, by so many standard errors or to its end, after so many steps.
 # What gains less is as easily a loss, and dear to tell from one.
-WORTHWHILE, FIRM_DOUBTS, FIRM_STEPS = 0.02, 1.5, 12
-GAIN_SHARE = 0.98  # of what a member's tokens save; the rest is for what it costs unseen, such as keeping hidden states
+WORTHWHILE, FIRM_DOUBTS, FIRM_STEPS = 0.03, 1.5, 12
+GAIN_SHARE = 0.96  # of what a member's tokens save; the rest is for what it costs unseen, such as keeping hidden states
 PRIOR_SPREAD = 0.5  # tokens: steps that brought nothing say little, because one that brings a lot may follow
 LONG_ENOUGH = 24  # steps after which too small a profit counts as a loss, where it has been that for long
 ENOUGH = 1.0  # accepted tokens per request and step from the cheap members: there is little left to gain
@@ -118,11 +118,11 @@ class MemberChoice(Usefulness):
         self._cheap_needs = union([member.needs for name, member in members.items() if name not in self.dear])
         self._needs_of = {name: members[name].needs for name in self.dear}
         # Those that can be told to stop where a path is no longer likely; not those that draw, for it would be a bias.
-        self._stoppable: list[Any] = [
-            member
-            for name, member in members.items()
-            if name in self.dear and hasattr(member, "least_followed") and not member.needs.draft_probs
-        ]
+        self._stoppable: dict[str, Any] = {
+            name: members[name]
+            for name, needs in self._needs_of.items()
+            if hasattr(members[name], "least_followed") and not needs.draft_probs
+        }
         self._needs: dict[tuple[str, ...], Needs] = {}  # who is not asleep -> what everybody needs
         self._step = 0
         self.has_trial = self.pays = False  # is a dear member on trial; does one pay, and is asked for every request
@@ -157,9 +157,9 @@ class MemberChoice(Usefulness):
 
     @property
     def pays_alone(self) -> str | None:
-        """The dear member that pays, where no other one is asked."""
+        """The dear member that pays, where no other one is asked and it stops by itself where rows no longer pay."""
         asked = [name for name, member in self.dear.items() if member.is_asked]
-        return asked[0] if self.pays and len(asked) == 1 else None
+        return asked[0] if self.pays and len(asked) == 1 and asked[0] in self._stoppable else None
 
     def charge(self, seconds: float) -> None:
         """What was spent for the dear members alone, though not by them."""
@@ -170,7 +170,7 @@ class MemberChoice(Usefulness):
     def stop_at(self, bar: float) -> None:
         """`bar`: the chance from which on a node is worth its row. To go on behind it, what probably follows must be
         worth another level too."""
-        for member in self._stoppable:
+        for member in self._stoppable.values():
             member.least_kept = min(MOST_LIKELY, bar)
             member.least_followed = min(MOST_LIKELY, (bar + LEVEL_SHARE) / NEXT_CHANCE)
 

@@ -103,6 +103,8 @@ def select(
     base, before_s = (best, best_s) if pays else (0, plain_s)
     rows_s = cost.at(num_requests + base + BAR_ROWS, num_requests) - before_s
     bar = max(LEAST_CHANCE, (1.0 if pays else margin) * rows_s / BAR_ROWS / token_s)
+    if pays:
+        bar = min(bar, -ranked[best - 1][0])  # where further rows are dear, nodes like those that were kept still pay
     return Selection(keep, gain, best, plain_s, best_s, speedup, token_s, loss_s, bar)
 
 

@@ -21,8 +21,10 @@ from paceline.core.tree import DraftTree
 from paceline.lab.pass_cost import PassCost
 from paceline.spec.controller import AutoProposer
 from paceline.spec.controller_cost import PassCostModel, calibrate
+from paceline.spec.controller_members import MemberChoice
 from paceline.spec.controller_select import LEAST_CHANCE, above_bar, path_chances, select, shifted
 from paceline.spec.proposer import StepContext
+from paceline.spec.proposers.merge import MergeProposer
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.toy import run_all, toy_core, toy_request
@@ -82,6 +84,16 @@ def test_drafts_show_whether_rows_or_requests_are_dear() -> None:
         rows = rng.choice([16, 16, 24, 32])
         model.observe(rows, 1.5 * PassCost.of(calibrated)(rows), 16)
     assert model.at(32, 16) - model.at(16, 16) == pytest.approx(0.015, rel=0.1)
+
+
+def test_a_machine_that_becomes_faster_does_not_make_drafts_dear() -> None:
+    """Seen are plain passes of 16 requests alone; what two drafts for each would cost is asked."""
+    model = PassCostModel({1: 5.0, 8: 7.0, 16: 11.0, 32: 20.0, 48: 30.0, 64: 40.0})
+    before = model.at(48, 16) / model.at(16, 16)
+    for i in range(300):
+        model.observe(16, 16.0 if i < 20 else 11.0, 16)
+    assert model.at(16, 16) == pytest.approx(11.0, rel=0.02)
+    assert model.at(48, 16) / model.at(16, 16) < 1.02 * before
 
 
 def test_the_first_drafts_correct_what_the_calibration_had_wrong() -> None:
@@ -197,6 +209,15 @@ def test_the_bar_keeps_trees_and_nothing_that_a_full_choice_would_not(trees: lis
         assert all(node in full or own[node] == pytest.approx(chosen.bar) for node in nodes)
 
 
+def test_where_further_rows_are_dear_nodes_like_those_kept_pass_the_bar() -> None:
+    """Two rows for nothing, and then each dearer than any token."""
+    cost = PassCostModel({1: 1.0, 2: 1.01, 3: 1.02, 4: 4.0, 5: 7.0})
+    chances = [[0.9, 0.8, 0.7, 0.6]]
+    chosen = select(chances, 1, cost, margin=1.0)
+    assert chosen.keep == [[0, 1]]
+    assert above_bar(chances, chosen.bar) == [[0, 1]]
+
+
 def test_bias_moves_the_odds() -> None:
     assert shifted(0.5, 0.0) == 0.5 and shifted(0.5, 2.0) == pytest.approx(0.8808, abs=1e-4)
     assert shifted(1.0, -3.0) == 1.0 and shifted(0.0, 3.0) == 0.0
@@ -271,6 +292,27 @@ def test_outputs_are_those_of_plain_decoding(temperature: float) -> None:
         return run_all(core, requests)
 
     assert outputs({"method": "auto"}) == outputs(None)
+
+
+def test_a_member_that_drafts_alone_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its trees reach the target as they are, under its name, in the steps that nobody looks at."""
+    passed_on: list[DraftTree] = []
+
+    def propose_alone(self: MergeProposer, *given: Any) -> list[DraftTree]:
+        trees = inner(self, *given)
+        passed_on.extend(trees)
+        return trees
+
+    inner = MergeProposer.propose_alone
+    monkeypatch.setattr(MergeProposer, "propose_alone", propose_alone)
+    monkeypatch.setattr(MemberChoice, "pays_alone", property(lambda self: "suffix"))
+    monkeypatch.setattr(AutoProposer, "_whom_to_ask", lambda self, requests: [])
+    replay = Replay([_recorded("loop", 1, 400)], {"method": "auto"}, pass_cost=CHEAP_ROWS)
+    result = replay.run()
+    assert result.mean_acceptance_length > 1.5
+    assert {name for tree in passed_on for name in tree.members or []} == {"suffix"}
+    decisions = replay.speculator.stats()["auto"]["decisions"]
+    assert decisions["offered_nodes"] >= sum(len(tree) for tree in passed_on) > 0
 
 
 def test_it_says_what_it_decided_and_why() -> None:

@@ -51,6 +51,26 @@ def test_one_that_pays_stays_and_one_that_stops_paying_goes() -> None:
     assert num_asked < 300
 
 
+def test_who_can_be_told_where_to_stop_drafts_alone_once_it_pays() -> None:
+    needs, drawn = Needs(logits=True), Needs(logits=True, draft_probs=True)
+    for needed, alone in [(needs, "dear"), (drawn, None)]:
+        dear = SimpleNamespace(needs=needed, least_kept=0.0, least_followed=0.0)
+        members = MemberChoice({"suffix": SimpleNamespace(needs=Needs()), "dear": dear})  # type: ignore[dict-item]
+        assert members.pays_alone is None
+        run(members, 100, 0.002, accepted=True)
+        assert members.pays_alone == alone
+        members.stop_at(0.2)
+        if alone is None:  # what it drew must not decide what is offered
+            assert dear.least_kept == dear.least_followed == 0.0
+        else:
+            assert 0.2 == dear.least_kept < dear.least_followed < 1.0
+            members.stop_at(2.0)  # nothing pays: what is certain is drafted nevertheless, to be looked at
+            assert dear.least_followed < 1.0
+    members = choice()
+    run(members, 100, 0.002, accepted=True)
+    assert members.report()["dear"]["state"] == "pays" and members.pays_alone is None
+
+
 def test_one_that_loses_is_tried_seldom_and_seldomer() -> None:
     members = choice()
     assert run(members, FIRST_PAUSE, 0.002, accepted=False) <= LONGEST_TRIAL
