@@ -93,9 +93,8 @@ class DearMember:
         self.num_known += 1
         self.typical_s += (profit_s - self.typical_s) / min(self.num_known, TYPICAL_STEPS)
 
-    @property
-    def usually_pays(self) -> bool:
-        return self.num_known >= KNOWN_STEPS and self.typical_s > 0.0
+    def usually_brings(self, least_s: float) -> bool:
+        return self.num_known >= KNOWN_STEPS and self.typical_s > least_s
 
     def doubt_s(self, spread_s: float) -> float:
         """How far the profit may be off, for the few steps that it comes from."""
@@ -388,7 +387,7 @@ class MemberChoice(Usefulness):
                 self._send_to_sleep(member)
 
     def _send_to_sleep(self, member: DearMember) -> None:
-        if member.usually_pays:  # what comes next, another request perhaps, may suit it
+        if member.usually_brings(WORTHWHILE * self._step_s):  # what comes next, another request perhaps, may suit it
             member.begin("listens")
             member.num_to_hear, member.lost_s = member.rest, 0.0
             member.rest = min(LONGEST_REST, 2 * member.rest)
