@@ -125,6 +125,7 @@ class MemberChoice(Usefulness):
         self._needs: dict[tuple[str, ...], Needs] = {}  # who is not asleep -> what everybody needs
         self._step = 0
         self.has_trial = self.pays = False  # is a dear member on trial; does one pay, and is asked for every request
+        self.pays_alone: str | None = None  # who pays, where no other is asked and it stops by itself where rows do not
         self.is_settled = False  # is nobody on trial?
         self.all_sleep = False  # is every dear member asleep?
         self._step_s = 0.0
@@ -153,12 +154,6 @@ class MemberChoice(Usefulness):
         if member in self.dear:
             self.dear[member].spent_s += seconds
             self.dear_s += seconds
-
-    @property
-    def pays_alone(self) -> str | None:
-        """The dear member that pays, where no other one is asked and it stops by itself where rows no longer pay."""
-        asked = [name for name, member in self.dear.items() if member.is_asked]
-        return asked[0] if self.pays and len(asked) == 1 and asked[0] in self._stoppable else None
 
     def charge(self, seconds: float) -> None:
         """What was spent for the dear members alone, though not by them."""
@@ -230,6 +225,10 @@ class MemberChoice(Usefulness):
             all_sleep = all_sleep and member.state == "asleep"
             self.accounts[name].awake = member.state in ASKED
         self.has_trial, self.pays, self.asks_dear = has_trial, pays, has_trial or pays
+        asked = [name for name in self._stoppable if self.dear[name].is_asked] if pays else []
+        self.pays_alone = (
+            asked[0] if len(asked) == sum([member.is_asked for member in self.dear.values()]) == 1 else None
+        )
         self.is_settled, self.all_sleep = not has_trial, all_sleep
 
     @staticmethod

@@ -305,7 +305,8 @@ def test_a_member_that_drafts_alone_is_passed_on(monkeypatch: pytest.MonkeyPatch
 
     inner = MergeProposer.propose_alone
     monkeypatch.setattr(MergeProposer, "propose_alone", propose_alone)
-    monkeypatch.setattr(MemberChoice, "pays_alone", property(lambda self: "suffix"))
+    always = property(lambda self: "suffix", lambda self, value: None)
+    monkeypatch.setattr(MemberChoice, "pays_alone", always, raising=False)
     monkeypatch.setattr(AutoProposer, "_whom_to_ask", lambda self, requests: [])
     replay = Replay([_recorded("loop", 1, 400)], {"method": "auto"}, pass_cost=CHEAP_ROWS)
     result = replay.run()
