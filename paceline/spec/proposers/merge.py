@@ -170,14 +170,11 @@ class MergeProposer:
             usefulness.spend(name, clock() - begin_s)
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
-        usefulness, clock = self.usefulness, self.usefulness.clock
-        drafts: dict[str, list[DraftTree]] = {}
-        for name in usefulness.worth_asking():
-            most_nodes, most_depth = self._limits[name]
-            own = [Budget(min(nodes, most_nodes), min(depth, most_depth)) for nodes, depth in budgets]
-            begin_s = clock()
-            drafts[name] = self.members[name].propose(step, usefulness.budgets(name, own))
-            usefulness.spend(name, clock() - begin_s)
+        usefulness = self.usefulness
+        drafts = {
+            name: self._ask(name, step, usefulness.budgets(name, self._limited(name, budgets)))
+            for name in usefulness.worth_asking()
+        }
         merged = []
         for i, (request, budget) in enumerate(zip(step.requests, budgets, strict=True)):
             trees = {name: drafted[i] for name, drafted in drafts.items() if drafted[i].token_ids}
@@ -186,14 +183,22 @@ class MergeProposer:
 
     def propose_alone(self, name: str, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         """One member's trees, as it drafts them. Nothing is learned from what becomes of them."""
-        usefulness, clock = self.usefulness, self.usefulness.clock
-        usefulness.ask_one(name)
-        most_nodes, most_depth = self._limits[name]
-        own = [Budget(min(nodes, most_nodes), min(depth, most_depth)) for nodes, depth in budgets]
-        begin_s = clock()
-        trees = self.members[name].propose(step, own)
-        usefulness.spend(name, clock() - begin_s)
+        self.usefulness.ask_one(name)
+        trees = self._ask(name, step, self._limited(name, budgets))
         return [tree.by(name) if tree.token_ids else tree for tree in trees]
+
+    def _limited(self, name: str, budgets: Sequence[Budget]) -> list[Budget]:
+        """What the member may draft, by its own configuration too."""
+        most_nodes, most_depth = self._limits[name]
+        return [Budget(min(nodes, most_nodes), min(depth, most_depth)) for nodes, depth in budgets]
+
+    def _ask(self, name: str, step: StepContext, budgets: list[Budget]) -> list[DraftTree]:
+        """One member's trees, at its own expense."""
+        clock = self.usefulness.clock
+        begin_s = clock()
+        trees = self.members[name].propose(step, budgets)
+        self.usefulness.spend(name, clock() - begin_s)
+        return trees
 
     def _join(self, request: Request, trees: dict[str, DraftTree], budget: Budget) -> DraftTree:
         if any(tree.draft_probs is not None for tree in trees.values()):
