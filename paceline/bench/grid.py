@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,12 @@ from paceline.spec.config import SpeculativeConfig
 
 _SIZED = re.compile(r"^(?P<method>[a-z_0-9]+)(?::(?P<k>\d+)(?:x(?P<nodes>\d+))?)?$")
 PLAIN = "plain"
+USERS_OF_A_RATE = 8  # where requests come by the clock, there are as many of them as for so many users
+
+
+def enough_for(num_users: int) -> int:
+    """Requests that keep every user busy."""
+    return max(4, 2 * num_users)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +81,9 @@ class Grid:
     loads: Sequence[Load]
     num_repeats: int = 3
     sampling: Sampling = field(default_factory=Sampling)
-    num_requests: int | None = None  # per run; None: enough to keep every user busy
+    num_requests: int | None = None  # per run; None: as `requests_for` says
     model: str = ""
-    requests_per_user: int = 2
-    least_requests: int = 4  # per run, however few users there are
+    requests_for: Callable[[int], int] = enough_for
 
     def check(self) -> None:
         """Raise for anything that could only fail later, before the first run."""
@@ -110,7 +115,7 @@ class Grid:
                 raise InvalidOptionError(f"temperature must be between 0 and 100, got {temperature}")
 
     def requests_of(self, load: Load) -> int:
-        return self.num_requests or max(self.least_requests, self.requests_per_user * (load.concurrency or 8))
+        return self.num_requests or self.requests_for(load.concurrency or USERS_OF_A_RATE)
 
     def cells(self) -> Iterator[Cell]:
         """All settings of one point after each other, so that they share the machine's mood; the order rotates."""

@@ -12,7 +12,11 @@ LEAST_OF_PLAIN, LEAST_OF_BEST = 0.97, 0.95
 DEFAULT_SETTINGS = ("plain", "auto", "ngram:2", "ngram:4", "suffix:4", "suffix:8", "suffix:16")
 WITH_SHIPPED_DRAFTER = ("eagle3",)  # as well, on a model that has one: auto has it as a member
 QUICK_SETTINGS, QUICK_TOKENS = ("plain", "auto", "suffix:4", "suffix:16"), 64
-LEAST_REQUESTS = 16  # a comparison to a hundredth needs some seconds of each side
+
+
+def requests_for(num_users: int) -> int:
+    """Enough for some seconds of each side, whatever the number of users: a comparison to a hundredth needs them."""
+    return max(16, min(12 * num_users, 48), 2 * num_users)
 
 
 @dataclass(frozen=True, slots=True)

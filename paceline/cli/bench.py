@@ -83,7 +83,7 @@ def add_sweep_arguments(parser: argparse.ArgumentParser, **defaults: Any) -> Non
 
 def make_grid(args: argparse.Namespace, settings: list[str], loads: list[Any]) -> "Grid":
     from paceline.bench.backend import Sampling
-    from paceline.bench.grid import Grid, parse_setting
+    from paceline.bench.grid import Grid, enough_for, parse_setting
 
     def listed(value: Any) -> list[Any]:
         return value if isinstance(value, list) else [value]
@@ -97,7 +97,7 @@ def make_grid(args: argparse.Namespace, settings: list[str], loads: list[Any]) -
         Sampling(max_tokens=args.max_tokens, seed=args.seed, ignore_eos=not args.natural_end),
         args.requests,
         args.model,
-        least_requests=getattr(args, "least_requests", 4),
+        requests_for=getattr(args, "requests_for", enough_for),
     )
     grid.check()
     return grid

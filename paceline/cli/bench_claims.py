@@ -94,11 +94,11 @@ def _never_slower(args: argparse.Namespace) -> int:
     from paceline.bench.analysis import analyse
     from paceline.bench.never_slower import (
         DEFAULT_SETTINGS,
-        LEAST_REQUESTS,
         QUICK_SETTINGS,
         QUICK_TOKENS,
         WITH_SHIPPED_DRAFTER,
         heat_map,
+        requests_for,
         verdicts,
     )
     from paceline.cli.bench import sweep_to_records
@@ -110,7 +110,7 @@ def _never_slower(args: argparse.Namespace) -> int:
         settings += WITH_SHIPPED_DRAFTER
     if args.quick:
         args.max_tokens = min(args.max_tokens, QUICK_TOKENS)
-    args.least_requests = LEAST_REQUESTS
+    args.requests_for = requests_for
     args.repeats = args.repeats or (1 if args.quick else 3)
     analysis = analyse(sweep_to_records(args, settings, side_by_side=True))
     found = verdicts(analysis)
