@@ -212,7 +212,7 @@ class AutoProposer:
         self._unearned_s = 0.0
         self._peak = max(float(self._num_requests), PEAK_MEMORY**num_steps * self._peak)
         hope_s, self._may_pay = self._hope(int(self._peak))
-        self.choice.begin_step(int(self._peak), hope_s, num_steps)
+        self.choice.begin_step(int(self._peak), hope_s, num_steps, self.cost.at(1, 1))
 
     def report(self) -> dict[str, Any]:
         """What it knows and what it decided last, for statistics and the server's page."""

@@ -7,7 +7,8 @@ node that a cheap member or a more profitable one drafted too counts for them: o
 one is kept, not none.
 
     asleep  -> listens    when its next trial is due, or at once when the batch has become much smaller; not while the
-                          cheap members do so well that there is little left to gain
+                          cheap members do so well that there is little left to gain, nor where even good drafts
+                          would bring less than a trial must
     listens -> trial      after some steps: it has seen enough to draft from
     trial   -> pays, or asleep, as soon as its profit is clearly above or below zero
     pays    -> asleep     when its profit is clearly below zero
@@ -196,23 +197,27 @@ class MemberChoice(Usefulness):
                 figures[name]["profit_s_per_step"] = member.profit_s
         return figures
 
-    def begin_step(self, num_requests: int, hope_s: float = math.inf, num_steps: int = 1) -> None:
+    def begin_step(
+        self, num_requests: int, hope_s: float = math.inf, num_steps: int = 1, one_row_s: float = 0.0
+    ) -> None:
         """Decide whom to ask, from now on.
 
         `hope_s`: what good drafts for so many requests would save, before the drafter's own time. `num_steps`: since
-        the last call; while somebody is on trial it is called in every step."""
+        the last call; while somebody is on trial it is called in every step. `one_row_s`: a plain pass of one request,
+        for what a level of drafting takes at least, where nobody has seen it yet."""
         self._step += num_steps
         has_trial = pays = False
         all_sleep = True
         for name, member in self.dear.items():
             state = member.state
-            if (member.cost_s and hope_s <= member.cost_s * self._growth(num_requests)) or hope_s <= 0.0:
+            at_best_s = hope_s - (member.cost_s or LEVEL_SHARE * one_row_s) * self._growth(num_requests)
+            if at_best_s <= 0.0:
                 if state != "asleep":
-                    member.begin("asleep")
-                    member.next_trial = self._step
+                    member.tried_with = num_requests
+                    self._put_to_sleep(member, FIRST_PAUSE)
             elif state == "asleep":
                 is_due = self._step >= member.next_trial or FEWER * num_requests <= member.tried_with
-                if is_due and self._cheap_tokens < ENOUGH:
+                if is_due and self._cheap_tokens < ENOUGH and at_best_s > WORTHWHILE * self._step_s:
                     member.begin("listens")
                     member.num_to_hear, member.lost_s = LISTEN_STEPS, 0.0
             elif state == "listens":
@@ -392,9 +397,15 @@ class MemberChoice(Usefulness):
             member.rest = min(LONGEST_REST, 2 * member.rest)
             return
         pause = FIRST_PAUSE
+        if member.least_s < math.inf:  # it is not where all steps of a trial read prompts
+            member.cost_s = member.least_s
         if member.state == "trial":
-            pause = max(member.pause, int(member.lost_s / max(1e-9, TRIAL_SHARE * self._step_s)))
-            member.pause = min(LONGEST_PAUSE, 2 * member.pause)
-        member.cost_s = member.least_s
+            pause, member.pause = member.pause, min(LONGEST_PAUSE, 2 * member.pause)
+        self._put_to_sleep(member, pause)
+
+    def _put_to_sleep(self, member: DearMember, pause: int) -> None:
+        """For so many steps at least, and for so long that what it lost is a small share of them."""
+        if member.state != "pays" and self._step_s:
+            pause = max(pause, int(member.lost_s / (TRIAL_SHARE * self._step_s)))
         member.begin("asleep")
         member.next_trial = self._step + min(LONGEST_PAUSE, pause)

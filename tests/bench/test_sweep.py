@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from paceline.bench import never_slower
 from paceline.bench.backend import Sampling
 from paceline.bench.grid import Grid, Setting, parse_setting
 from paceline.bench.load import Load
 from paceline.bench.records import RecordFile, read_records
+from paceline.bench.side_by_side import WARM_UP_REQUESTS
 from paceline.bench.sweep import BackendLostError, RunOptions, run_sweep
+from paceline.bench.workloads import load_workload
 from paceline.errors import InvalidOptionError
 from tests.bench.toy_llm import FakeBackend
 
@@ -31,6 +34,22 @@ def grid(**changes: object) -> Grid:
         "num_requests": 4,
     }
     return Grid(**(options | changes))  # type: ignore[arg-type]
+
+
+def test_a_run_has_requests_enough_for_its_users() -> None:
+    counted = grid(num_requests=None)
+    assert [counted.requests_of(Load(concurrency=users)) for users in (1, 2, 16)] == [4, 4, 32]
+    assert counted.requests_of(Load(rate_per_s=3.0)) == 16
+    longer = grid(num_requests=None, requests_for=never_slower.requests_for)
+    assert [longer.requests_of(Load(concurrency=users)) for users in (1, 2, 4, 32)] == [16, 24, 48, 64]
+    assert grid(num_requests=5).requests_of(Load(concurrency=16)) == 5
+
+
+@pytest.mark.parametrize("workload", ["repetitive", "code", "chat", "random"])
+def test_never_slower_asks_no_prompt_twice(workload: str) -> None:
+    for users in (1, 2, 4, 8, 16, 32):
+        num_before, num_after = max(users, WARM_UP_REQUESTS), users
+        assert num_before + never_slower.requests_for(users) + num_after <= len(load_workload(workload))
 
 
 def test_every_cell_once_and_the_order_rotates(tmp_path: Path) -> None:

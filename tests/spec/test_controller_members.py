@@ -1,10 +1,19 @@
 """Members that cost time: tried, kept as long as they pay, tried again later."""
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
 from paceline.core.tree import DraftTree
-from paceline.spec.controller_members import FIRST_PAUSE, LISTEN_STEPS, TRIAL_STEPS, WARM_UP_STEPS, MemberChoice
+from paceline.spec.controller_members import (
+    FIRST_PAUSE,
+    LISTEN_STEPS,
+    MOST_SKIPPED,
+    TRIAL_STEPS,
+    WARM_UP_STEPS,
+    WORTHWHILE,
+    MemberChoice,
+)
 from paceline.spec.proposer import Budget, Needs, RequestPass
 
 TOKEN_S, ROW_S, STEP_S = 0.010, 0.0005, 0.011
@@ -104,6 +113,45 @@ def test_nobody_is_tried_where_even_good_drafts_would_not_pay() -> None:
     for _ in range(200):
         members.begin_step(64, hope_s=-0.001)
         assert "dear" not in members.worth_asking() and not members.needs.logits
+
+
+def test_a_hope_that_comes_and_goes_wakes_nobody_each_time() -> None:
+    members, hope_s, states = choice(), -0.001, []
+    for step in range(4 * FIRST_PAUSE):
+        if step % 5 == 0:
+            hope_s = -hope_s
+        members.begin_step(32, hope_s)
+        members.note(0, 0, 32, STEP_S)
+        states.append(members.dear["dear"].state)
+    num_woken = sum(before == "asleep" != after for before, after in itertools.pairwise(states))
+    assert 1 <= num_woken <= 4
+
+
+def test_nobody_wakes_for_less_than_a_trial_must_bring() -> None:
+    for hope_s, one_row_s, wakes in [
+        (2 * WORTHWHILE * STEP_S, 0.0, True),
+        (0.5 * WORTHWHILE * STEP_S, 0.0, False),
+        (2 * WORTHWHILE * STEP_S, STEP_S, False),  # a level of drafting would take that
+    ]:
+        members = choice()
+        members.begin_step(1, hope_s=-0.001)  # off to sleep
+        states = set()
+        for _ in range(2 * FIRST_PAUSE):
+            members.begin_step(1, hope_s, 1, one_row_s)
+            members.note(0, 0, 1, STEP_S)
+            states.add(members.dear["dear"].state)
+        assert ("trial" in states) == wakes
+
+
+def test_a_trial_that_saw_nothing_but_prompts_is_made_again() -> None:
+    members = choice()
+    run(members, 1, 0.002, accepted=True)
+    for _ in range(MOST_SKIPPED):
+        members.begin_step(1)
+        members.skip()
+    assert members.dear["dear"].state == "asleep"
+    run(members, 4 * FIRST_PAUSE, 0.002, accepted=True)
+    assert members.report()["dear"]["state"] == "pays"
 
 
 def test_of_two_that_draft_the_same_one_is_kept() -> None:
