@@ -199,7 +199,8 @@ class EngineCore:
     def _propose(self, passes: Sequence[RequestPass], output: PassOutput, needs: Needs) -> None:
         ready = [p.request for p in passes if p.logits_row >= 0 and p.request.status is RequestStatus.RUNNING]
         logits = output.logits if needs.logits else None
-        step = StepContext(ready, passes, self._gone, logits, output.hidden, output.hidden_layers)
+        uses = self.kv.pool.num_uses
+        step = StepContext(ready, passes, self._gone, logits, output.hidden, output.hidden_layers, uses)
         self._gone = []
         self.speculator.observe(step)
         for observer in self.observers:

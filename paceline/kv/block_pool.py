@@ -11,6 +11,8 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 BlockHash = bytes
 ROOT_HASH: BlockHash = b""
 
@@ -22,6 +24,7 @@ def hash_block(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
 class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.num_uses = np.zeros(num_blocks, dtype=np.int32)  # times that each was handed out
         self._ref_counts = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # least recently used first
         self._block_of: dict[BlockHash, int] = {}
@@ -45,6 +48,7 @@ class BlockPool:
             self._forget(block)
             self._ref_counts[block] = 1
             blocks.append(block)
+        self.num_uses[blocks] += 1
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:

@@ -33,6 +33,7 @@ DOUBTS = 2.5  # standard errors by which the profit of a trial must be below zer
 # What a trial must bring: so much of a step's time, by so many standard errors or to its end, after so many steps.
 # What gains less is as easily a loss, and dear to tell from one.
 WORTHWHILE, FIRM_DOUBTS, FIRM_STEPS = 0.03, 1.5, 12
+STILL_WORTHWHILE = 0.01  # of a step's time: what one must bring that has been taken on
 GAIN_SHARE = 0.96  # of what a member's tokens save; the rest is for what it costs unseen, such as keeping hidden states
 PRIOR_SPREAD = 0.5  # tokens: steps that brought nothing say little, because one that brings a lot may follow
 LONG_ENOUGH = 24  # steps after which too small a profit counts as a loss, where it has been that for long
@@ -206,6 +207,7 @@ class MemberChoice(Usefulness):
         the last call; while somebody is on trial it is called in every step. `one_row_s`: a plain pass of one request,
         for what a level of drafting takes at least, where nobody has seen it yet."""
         self._step += num_steps
+        asked = []
         has_trial = pays = False
         all_sleep = True
         for name, member in self.dear.items():
@@ -228,12 +230,11 @@ class MemberChoice(Usefulness):
             has_trial = has_trial or member.state == "trial"
             pays = pays or member.state == "pays"
             all_sleep = all_sleep and member.state == "asleep"
-            self.accounts[name].awake = member.state in ASKED
-        self.has_trial, self.pays, self.asks_dear = has_trial, pays, has_trial or pays
-        asked = [name for name in self._stoppable if self.dear[name].is_asked] if pays else []
-        self.pays_alone = (
-            asked[0] if len(asked) == sum([member.is_asked for member in self.dear.values()]) == 1 else None
-        )
+            self.accounts[name].awake = member.is_asked
+            if member.is_asked:
+                asked.append(name)
+        self.has_trial, self.pays, self.asks_dear = has_trial, pays, bool(asked)
+        self.pays_alone = asked[0] if pays and len(asked) == 1 and asked[0] in self._stoppable else None
         self.is_settled, self.all_sleep = not has_trial, all_sleep
 
     @staticmethod
@@ -377,8 +378,8 @@ class MemberChoice(Usefulness):
             return
         # By how much the gain differs from step to step: tokens come or do not, for each request that was asked.
         doubt_s = member.doubt_s(token_s * num_requests / math.sqrt(num_asked))
-        is_over, worthwhile_s = member.num_judged >= TRIAL_STEPS, WORTHWHILE * self._step_s
         if on_trial:
+            is_over, worthwhile_s = member.num_judged >= TRIAL_STEPS, WORTHWHILE * self._step_s
             least_s = worthwhile_s if is_over else worthwhile_s + FIRM_DOUBTS * doubt_s
             if member.profit_s > least_s and member.num_judged >= FIRM_STEPS:
                 member.state = "pays"  # and the judgement goes on
@@ -386,12 +387,15 @@ class MemberChoice(Usefulness):
             elif is_over or member.profit_s < -DOUBTS * doubt_s:
                 self._send_to_sleep(member)
         else:
-            for_long = member.num_judged >= LONG_ENOUGH and member.typical_s < worthwhile_s
-            if member.profit_s < (worthwhile_s if for_long else -doubt_s):
+            least_s = STILL_WORTHWHILE * self._step_s
+            for_long = member.num_judged >= LONG_ENOUGH and member.typical_s < least_s
+            if member.profit_s < (least_s if for_long else -doubt_s):
                 self._send_to_sleep(member)
 
     def _send_to_sleep(self, member: DearMember) -> None:
-        if member.usually_brings(WORTHWHILE * self._step_s):  # what comes next, another request perhaps, may suit it
+        if member.usually_brings(
+            STILL_WORTHWHILE * self._step_s
+        ):  # what comes next, another request perhaps, may suit it
             member.begin("listens")
             member.num_to_hear, member.lost_s = member.rest, 0.0
             member.rest = min(LONGEST_REST, 2 * member.rest)

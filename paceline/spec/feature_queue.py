@@ -7,8 +7,10 @@ So nothing is kept per request: a slot that changed hands meanwhile is written a
 stand later in the queue; and a prefix that another request finds in the cache brings the drafter's keys along, in the
 same slots.
 
-A step without features (the drafter was off, and the target did not keep its hidden states) ends all that: from then on
-only what was taken in since is known, and a context is the part of a request's tokens that is.
+While a drafter sleeps it hears of nothing, and the target does not keep its hidden states. What it took in before stays
+true until its block is handed out again, above all the beginning of a prompt that many share, without which a drafter
+is lost. So every slot is noted with the use of its block that it was heard in, and a context is the part of a request's
+tokens that was heard in the present use.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,6 +36,7 @@ class FeatureRows:
     positions: IntArray  # [rows]
     slots: IntArray  # [rows]
     next_tokens: IntArray  # [rows]: the token after each row's, known by now
+    uses: IntArray  # [rows]: how many times the row's block had been handed out
     last_rows: dict[str, int]  # request id -> its newest row
 
     def __len__(self) -> int:
@@ -44,8 +47,8 @@ class FeatureQueue:
     def __init__(self, hidden_layers: Sequence[int], services: Services) -> None:
         self._layers, self._services = tuple(hidden_layers), services
         self._parts: list[FeatureRows] = []
-        self._known: NDArray[np.bool_] | None = None  # [slots]: has keys; None: all that hold tokens do
-        self._has_missed = False  # steps, since the last features
+        self._heard = np.zeros(services.num_slots, dtype=np.int32)  # [slots]: in which use of its block; 0: never
+        self._block_uses: IntArray | None = None  # [blocks]: times that each was handed out, up to date
 
     def __len__(self) -> int:
         return sum(len(part) for part in self._parts)
@@ -53,6 +56,8 @@ class FeatureQueue:
     def add(self, step: StepContext) -> None:
         if step.hidden is None:
             return
+        assert step.block_uses is not None, "a step with hidden states says whose blocks are whose"
+        self._block_uses = step.block_uses
         columns = [step.hidden_layers.index(layer) for layer in self._layers]
         wanted = slice(None) if columns == list(range(step.hidden.shape[1])) else columns
         for verified in step.passes:
@@ -65,11 +70,7 @@ class FeatureQueue:
         The blocks of a request that is gone may belong to somebody in this very step: one slot, one row in a call."""
         if step.hidden is None:
             self._parts.clear()
-            self._has_missed = True
             return False
-        if self._has_missed:
-            self._known = np.zeros(self._services.num_slots, dtype=np.bool_)
-            self._has_missed = False
         if step.gone:
             flush()
         self.add(step)
@@ -80,7 +81,8 @@ class FeatureQueue:
     def context(self, request: Request) -> IntArray:
         """The slots of a request's tokens that have keys, in order; the last token has none yet."""
         slots = block_slots(request.block_ids, request.num_tokens - 1, self._services.block_size)
-        return slots if self._known is None else slots[self._known[slots]]
+        has_keys = self._heard[slots] == self._uses(slots)
+        return slots if has_keys.all() else slots[has_keys]
 
     def take(self) -> FeatureRows | None:
         """Everything queued, oldest first."""
@@ -100,11 +102,16 @@ class FeatureQueue:
                 np.concatenate([part.positions for part in parts]),
                 np.concatenate([part.slots for part in parts]),
                 np.concatenate([part.next_tokens for part in parts]),
+                np.concatenate([part.uses for part in parts]),
                 last_rows,
             )
-        if self._known is not None:
-            self._known[queued.slots] = True
+        self._heard[queued.slots] = queued.uses
         return queued
+
+    def _uses(self, slots: IntArray) -> IntArray:
+        assert self._block_uses is not None
+        uses: IntArray = self._block_uses[slots // np.int32(self._services.block_size)]
+        return uses
 
     def _rows(self, verified: RequestPass, hidden: Tensor, columns: slice | list[int]) -> FeatureRows:
         request, first = verified.request, verified.rows.start
@@ -115,11 +122,13 @@ class FeatureQueue:
         begin, end = verified.start, verified.start + len(rows)
         is_stretch = not rows or rows[-1] == first + len(rows) - 1
         chosen = hidden[first : first + len(rows)] if is_stretch else take_rows(hidden, rows)
+        slots = block_slots(verified.block_ids, end, self._services.block_size)[begin:]
         return FeatureRows(
             chosen[:, columns],
             np.arange(begin, end, dtype=np.int32),
-            block_slots(verified.block_ids, end, self._services.block_size)[begin:],
+            slots,
             np.asarray(request.token_ids[begin + 1 : end + 1], dtype=np.int32),
+            self._uses(slots),
             {request.request_id: len(rows) - 1},
         )
 

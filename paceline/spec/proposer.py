@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.request import Request
@@ -76,6 +78,7 @@ class StepContext:
     logits: Tensor | None = None  # [logits rows, vocab] float32, where Needs.logits
     hidden: Tensor | None = None  # [rows, len(hidden_layers), hidden_size], where Needs.hidden_layers
     hidden_layers: tuple[int, ...] = ()  # which layers `hidden` holds: what all proposers need together
+    block_uses: NDArray[np.int32] | None = None  # [blocks]: times that each KV block was handed out
 
 
 class Proposer(Protocol):

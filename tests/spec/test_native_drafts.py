@@ -87,7 +87,8 @@ def show(proposer: Eagle3Proposer, requests: list[Request]) -> StepContext:
         seen = RequestPass(request, range(begin, begin + count), 0, count)
         seen.block_ids = tuple(request.block_ids)
         passes.append(seen)
-    step = StepContext(requests, passes, [], None, hidden, (0, 2, 3))
+    uses = np.ones(8 * len(requests), dtype=np.int32)
+    step = StepContext(requests, passes, [], None, hidden, (0, 2, 3), uses)
     proposer.observe(step)
     return step
 
