@@ -230,8 +230,8 @@ class MemberChoice(Usefulness):
             has_trial = has_trial or member.state == "trial"
             pays = pays or member.state == "pays"
             all_sleep = all_sleep and member.state == "asleep"
-            self.accounts[name].awake = member.is_asked
-            if member.is_asked:
+            self.accounts[name].awake = is_asked = member.is_asked
+            if is_asked:
                 asked.append(name)
         self.has_trial, self.pays, self.asks_dear = has_trial, pays, bool(asked)
         self.pays_alone = asked[0] if pays and len(asked) == 1 and asked[0] in self._stoppable else None
@@ -356,7 +356,7 @@ class MemberChoice(Usefulness):
             if member.state == "trial":
                 member.num_skipped += 1
                 if member.num_skipped >= MOST_SKIPPED:
-                    self._send_to_sleep(member)
+                    self._rest_or_sleep(member)
 
     def _settle(self, member: DearMember, gain_s: float, cost_s: float, token_s: float, num_requests: int) -> None:
         """A step's gain and cost. Those of a trial, with a few requests, count as they would be if all were asked."""
@@ -385,17 +385,16 @@ class MemberChoice(Usefulness):
                 member.state = "pays"  # and the judgement goes on
                 member.pause, member.rest = FIRST_PAUSE, FIRST_REST
             elif is_over or member.profit_s < -DOUBTS * doubt_s:
-                self._send_to_sleep(member)
+                self._rest_or_sleep(member)
         else:
             least_s = STILL_WORTHWHILE * self._step_s
             for_long = member.num_judged >= LONG_ENOUGH and member.typical_s < least_s
             if member.profit_s < (least_s if for_long else -doubt_s):
-                self._send_to_sleep(member)
+                self._rest_or_sleep(member)
 
-    def _send_to_sleep(self, member: DearMember) -> None:
-        if member.usually_brings(
-            STILL_WORTHWHILE * self._step_s
-        ):  # what comes next, another request perhaps, may suit it
+    def _rest_or_sleep(self, member: DearMember) -> None:
+        """Or only to rest, where it usually brings something: what comes next, another request perhaps, may suit it."""
+        if member.usually_brings(STILL_WORTHWHILE * self._step_s):
             member.begin("listens")
             member.num_to_hear, member.lost_s = member.rest, 0.0
             member.rest = min(LONGEST_REST, 2 * member.rest)

@@ -26,12 +26,12 @@ class Listener:
         self.uses[blocks[num_shared:]] += 1
         return request
 
-    def hear(self, request: Request, start: int, *gone: Request) -> None:
+    def hear(self, request: Request, start: int) -> None:
         """Of its tokens from `start` on, the last one excepted."""
         count = request.num_tokens - 1 - start
         done = RequestPass(request, range(count), start, count)
         done.block_ids = tuple(request.block_ids)
-        step = StepContext([request], [done], gone, None, torch.zeros(count, 1, 2), (1,), self.uses)
+        step = StepContext([request], [done], [], None, torch.zeros(count, 1, 2), (1,), self.uses)
         self.queue.follow(step, self.flush)
         self.flush()
 
