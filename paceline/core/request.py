@@ -27,6 +27,7 @@ class Request:
     seed: int  # resolved: every random draw is a function of (seed, position, purpose)
     eos_token_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # sampling_params.bad_words, tokenized
+    cache_salt: str = ""  # only requests with the same salt share prefixes and past outputs
     arrival_s: float = field(default_factory=time.perf_counter)
     status: RequestStatus = RequestStatus.WAITING
     token_ids: list[int] = field(default_factory=list)  # prompt, then output

@@ -72,6 +72,7 @@ class Processor:
         self._num_unseeded = 0
 
     def job(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Job:
+        prompt, cache_salt = _take_salt(prompt)
         text, token_ids = self._tokenize(prompt)
         self._check(token_ids, params)
         seed = params.seed if params.seed is not None else self._next_seed()
@@ -86,6 +87,7 @@ class Processor:
                 bad_words_token_ids=self._bad_words(params.bad_words),
                 logprobs=None if params.logprobs is None else [],
                 prompt_logprobs=None if params.prompt_logprobs is None else [None],
+                cache_salt=cache_salt,
             )
             for i in range(params.n)
         ]
@@ -98,7 +100,8 @@ class Processor:
             unknown = set(prompt) - {"prompt", "prompt_token_ids"}
             if unknown or len(prompt) != 1:
                 raise InvalidRequestError(
-                    f'a prompt mapping has one key, "prompt" or "prompt_token_ids"; got {sorted(map(str, prompt))}'
+                    'a prompt mapping has "prompt" or "prompt_token_ids", and perhaps "cache_salt"; '
+                    f"got {sorted(map(str, prompt))}"
                 )
             return self._tokenize(next(iter(prompt.values())))
         token_ids = list(prompt)
@@ -133,6 +136,16 @@ class Processor:
             return secrets.randbits(64)
         self._num_unseeded += 1
         return (self._seed + self._num_unseeded * _REQUEST_STRIDE) % 2**64
+
+
+def _take_salt(prompt: Prompt) -> tuple[Prompt, str]:
+    """The prompt without its "cache_salt", as vLLM names it, and that salt."""
+    if not isinstance(prompt, Mapping) or prompt.get("cache_salt") is None:
+        return prompt, ""
+    salt = prompt["cache_salt"]
+    if not isinstance(salt, str) or not salt:
+        raise InvalidRequestError(f"cache_salt must be non-empty text, got {salt!r}")
+    return {key: value for key, value in prompt.items() if key != "cache_salt"}, salt
 
 
 # Odd constants, so that seeds of different samples and requests do not meet in practice.

@@ -4,6 +4,8 @@ A block is free when nobody refers to it. A free block may still hold a full blo
 findable by its hash until it is handed out again, least recently used first. So the prefix cache costs no memory.
 
     hash of block i = H(hash of block i-1, its tokens): equal hashes mean equal tokens from the start of the sequence.
+
+The chain begins with the request's salt, so that requests with different salts never find each other's blocks.
 """
 
 import hashlib
@@ -15,6 +17,11 @@ import numpy as np
 
 BlockHash = bytes
 ROOT_HASH: BlockHash = b""
+
+
+def root_hash(salt: str) -> BlockHash:
+    """Where the chain of a request's blocks begins."""
+    return hashlib.blake2b(salt.encode(), digest_size=16).digest() if salt else ROOT_HASH
 
 
 def hash_block(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:

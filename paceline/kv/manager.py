@@ -8,7 +8,7 @@ n, n+1, ... so that the next pass sees one contiguous sequence.
 from collections.abc import Sequence
 
 from paceline.core.request import Request
-from paceline.kv.block_pool import ROOT_HASH, BlockHash, BlockPool, hash_block
+from paceline.kv.block_pool import BlockHash, BlockPool, hash_block, root_hash
 
 
 class KVCacheManager:
@@ -32,7 +32,7 @@ class KVCacheManager:
         if self.enable_prefix_caching and request.sampling_params.prompt_logprobs is None:
             for start in range(0, request.num_tokens - self.block_size, self.block_size):
                 tokens = request.token_ids[start : start + self.block_size]
-                block_hash = hash_block(hashes[-1] if hashes else ROOT_HASH, tokens)
+                block_hash = hash_block(hashes[-1] if hashes else root_hash(request.cache_salt), tokens)
                 block = self.pool.lookup(block_hash)
                 if block is None:
                     break
@@ -66,13 +66,13 @@ class KVCacheManager:
         self._hashes.pop(request.request_id, None)
 
     def register_prefix(self, request: Request) -> None:
-        """Make the request's full blocks, [0, num_computed_tokens), findable for others."""
+        """Make the request's full blocks, [0, num_computed_tokens), findable for others with the same salt."""
         if not self.enable_prefix_caching:
             return
         hashes = self._hashes.setdefault(request.request_id, [])
         for i in range(len(hashes), request.num_computed_tokens // self.block_size):
             tokens = request.token_ids[i * self.block_size : (i + 1) * self.block_size]
-            hashes.append(hash_block(hashes[-1] if hashes else ROOT_HASH, tokens))
+            hashes.append(hash_block(hashes[-1] if hashes else root_hash(request.cache_salt), tokens))
             self.pool.register(request.block_ids[i], hashes[-1])
 
     def moves(self, request: Request, num_tokens: int, accepted: Sequence[int]) -> list[tuple[int, int]]:

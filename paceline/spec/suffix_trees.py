@@ -43,7 +43,7 @@ class SuffixTrees(Protocol):
     """Makes the trees of all requests. Rates are read from the `Reliability` that it was built with."""
 
     def add_output(self, tokens: Sequence[int]) -> None:
-        """Keep a past output, for all requests."""
+        """Keep a past output, for all requests that these trees are made for."""
 
     def draft(self, request_id: str, tokens: Sequence[int], budget: Budget) -> Drafted | None:
         """None where the end of `tokens` stood nowhere before. From call to call, `tokens` only grows."""

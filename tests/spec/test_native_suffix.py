@@ -192,7 +192,7 @@ def test_without_the_native_functions_python_drafts_the_same(monkeypatch: pytest
     suffix._library.cache_clear()
     try:
         assert not suffix_available()
-        assert isinstance(proposer()._trees, PlainSuffixTrees)
+        assert isinstance(proposer()._trees[""], PlainSuffixTrees)
         with pytest.raises(RuntimeError, match="build"):
             NativeText([1])
         assert steps_of_two_requests() == natively
@@ -202,7 +202,7 @@ def test_without_the_native_functions_python_drafts_the_same(monkeypatch: pytest
 
 @needs_native
 def test_with_them_they_are_used() -> None:
-    assert isinstance(proposer()._trees, NativeSuffixTrees)
+    assert isinstance(proposer()._trees[""], NativeSuffixTrees)
 
 
 def test_a_walk_meets_the_first_child_of_each_node_on_the_way() -> None:

@@ -1,8 +1,8 @@
 """`suffix`: every place where the end of this text stood before votes on what comes next.
 
-Places come from this request's own tokens and from past outputs of all requests. Together their continuations form the
-suffix tree below the current match; the tree is never stored, only the part that is drafted is unfolded, likeliest
-node first. A node's estimated probability is its parent's times
+Places come from this request's own tokens and from past outputs of the requests that share its `cache_salt`. Together
+their continuations form the suffix tree below the current match; the tree is never stored, only the part that is
+drafted is unfolded, likeliest node first. A node's estimated probability is its parent's times
 
     (share of the places that agree) x (how often matches of this length were right so far)
 
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.ops.native.suffix import suffix_available
+from paceline.spec.by_salt import BySalt
 from paceline.spec.native_suffix_trees import NativeSuffixTrees
 from paceline.spec.proposer import Budget, Needs, StepContext
 from paceline.spec.reliability import Reliability, walk
@@ -48,7 +49,7 @@ class SuffixProposer:
         )
         self.reliability = Reliability(options.max_match)
         make_trees = NativeSuffixTrees if suffix_available() else PlainSuffixTrees
-        self._trees: SuffixTrees = make_trees(options, self.reliability)
+        self._trees: BySalt[SuffixTrees] = BySalt(lambda: make_trees(options, self.reliability))
         self._drafted: dict[str, Drafted] = {}  # by request id: the last tree
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
@@ -62,15 +63,16 @@ class SuffixProposer:
                 for child, hit in walk(tree, verified.new_token_ids):
                     self.reliability.record(lengths[child], hit)
         for request in step.gone:
-            self._trees.forget(request.request_id)
+            trees = self._trees[request.cache_salt]
+            trees.forget(request.request_id)
             self._drafted.pop(request.request_id, None)
             if request.finished and request.num_output_tokens:
-                self._trees.add_output(request.token_ids[max(0, request.num_prompt_tokens - PROMPT_TAIL) :])
+                trees.add_output(request.token_ids[max(0, request.num_prompt_tokens - PROMPT_TAIL) :])
 
     def _draft(self, request: Request, budget: Budget) -> DraftTree:
         if budget.num_nodes < 1 or budget.max_depth < 1:
             return EMPTY_TREE
-        drafted = self._trees.draft(request.request_id, request.token_ids, budget)
+        drafted = self._trees[request.cache_salt].draft(request.request_id, request.token_ids, budget)
         if drafted is None:
             return EMPTY_TREE
         self._drafted[request.request_id] = drafted
