@@ -18,7 +18,7 @@ from paceline.errors import InvalidOptionError
 
 SPECULATION = ("speculative_config", "spec_method", "spec_model", "spec_tokens")
 NOT_IN_FILES = ("config", "name")  # name: the positional twin of model
-SECRET = ("api_key",)  # text only, for YAML reads 0123 as 83; never shown in an error
+SECRET = ("api_key", "admin_key")  # text only, for YAML reads 0123 as 83; never shown in an error
 
 
 def expand(arguments: Sequence[str], add_arguments: Callable[[argparse.ArgumentParser], None]) -> list[str]:

@@ -5,6 +5,7 @@ paceline serve --config config.json       options from a file, such as the one t
 """
 
 import argparse
+import dataclasses
 import gc
 import os
 import sys
@@ -18,6 +19,7 @@ from paceline.cli.options import (
 )
 
 API_KEY_VARIABLE = "PACELINE_API_KEY"
+ADMIN_KEY_VARIABLE = "PACELINE_ADMIN_KEY"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,15 +58,41 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--seed", type=int, help="of requests that bring none")
 
 
+# --option -> (field of ServerConfig, its type, what it means); defaults are the field's own
+LIMITS: dict[str, tuple[str, type, str]] = {
+    "--max-connections": ("max_connections", int, "open at once"),
+    "--max-connections-per-client": ("max_connections_per_client", int, "of one IP address"),
+    "--max-header-bytes": ("max_header_bytes", int, "of one request"),
+    "--header-timeout": ("header_timeout_s", float, "for a request's headers, or a silent connection"),
+    "--max-body-bytes": ("max_body_bytes", int, "of one request"),
+    "--body-timeout": ("body_timeout_s", float, "for the whole body"),
+    "--read-timeout": ("read_timeout_s", float, "after which a reader that takes nothing is cut off"),
+    "--max-prompt-tokens": ("max_prompt_tokens", int, "left out: the context"),
+    "--max-tokens-limit": ("max_tokens_limit", int, "the most max_tokens a request may ask for"),
+    "--max-choices": ("max_choices", int, "prompts x n of one call"),
+    "--max-stop-strings": ("max_stop_strings", int, "of one call"),
+    "--max-bad-words": ("max_bad_words", int, "of one call"),
+    "--max-logit-bias": ("max_logit_bias", int, "entries of one call"),
+    "--max-logprob-entries": ("max_logprob_entries", int, "choices x tokens x top of one call"),
+    "--max-draft-nodes": ("max_draft_nodes", int, "choices x draft nodes that one call may ask for"),
+    "--max-queue-len": ("max_queue_len", int, "sequences that may wait; past it: 429"),
+    "--request-timeout": ("request_timeout_s", float, "for one call"),
+    "--drain-timeout": ("drain_timeout_s", float, "for open streams at shutdown"),
+}
+
+
 def _add_protection(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--api-key", action="append", default=[], help=f"may be repeated; or set {API_KEY_VARIABLE}")
-    group.add_argument("--max-body-bytes", type=int, default=4 << 20)
-    group.add_argument("--max-prompt-tokens", type=int)
-    group.add_argument("--max-tokens-limit", type=int, help="the most max_tokens a request may ask for")
-    group.add_argument("--max-choices", type=int, default=128, help="prompts x n of one call")
-    group.add_argument("--max-queue-len", type=int, default=256, help="sequences that may wait; past it: 429")
-    group.add_argument("--request-timeout", type=float, default=600.0, metavar="SECONDS")
-    group.add_argument("--drain-timeout", type=float, default=30.0, metavar="SECONDS", help="for streams at shutdown")
+    from paceline.serve.config import ServerConfig
+
+    key_help = f"may be repeated: each key is a tenant of its own; or set {API_KEY_VARIABLE} (several: commas)"
+    group.add_argument("--api-key", action="append", default=[], help=key_help)
+    group.add_argument(
+        "--admin-key", action="append", default=[], help=f"sees all tenants on the live page; or {ADMIN_KEY_VARIABLE}"
+    )
+    defaults = {field.name: field.default for field in dataclasses.fields(ServerConfig)}
+    for option, (field, kind, meaning) in LIMITS.items():
+        metavar = "SECONDS" if kind is float else "N"
+        group.add_argument(option, type=kind, default=defaults[field], metavar=metavar, help=meaning)
     group.add_argument("--cors-origin", action="append", default=[], help="may be repeated; off by default")
 
 
@@ -84,16 +112,11 @@ def run(args: argparse.Namespace) -> int:
     model = args.name or args.model
     config = ServerConfig(
         model_names=tuple(args.served_model_name) or (model,),
-        api_keys=_api_keys(args.api_key),
-        max_body_bytes=args.max_body_bytes,
-        max_prompt_tokens=args.max_prompt_tokens,
-        max_tokens_limit=args.max_tokens_limit,
-        max_choices=args.max_choices,
-        max_queue_len=args.max_queue_len,
-        request_timeout_s=args.request_timeout,
-        drain_timeout_s=args.drain_timeout,
+        api_keys=_keys(args.api_key, API_KEY_VARIABLE),
+        admin_keys=_keys(args.admin_key, ADMIN_KEY_VARIABLE),
         cors_origins=tuple(args.cors_origin),
         log_prompts=args.log_prompts,
+        **{field: getattr(args, option[2:].replace("-", "_")) for option, (field, _, _) in LIMITS.items()},
     )
     llm = AsyncLLM(
         model,
@@ -111,7 +134,6 @@ def run(args: argparse.Namespace) -> int:
     return run_server(EngineBackend(llm, methods), config, args.host, args.port, args.log_level)
 
 
-def _api_keys(given: list[str]) -> tuple[str, ...]:
+def _keys(given: list[str], variable: str) -> tuple[str, ...]:
     """From the command line and, so that they need not stand in a process list, from the environment."""
-    from_environment = os.environ.get(API_KEY_VARIABLE, "")
-    return tuple(given) + tuple(key for key in from_environment.split(",") if key)
+    return tuple(given) + tuple(key for key in os.environ.get(variable, "").split(",") if key)

@@ -140,12 +140,12 @@ class Processor:
 
 def _take_salt(prompt: Prompt) -> tuple[Prompt, str]:
     """The prompt without its "cache_salt", as vLLM names it, and that salt."""
-    if not isinstance(prompt, Mapping) or prompt.get("cache_salt") is None:
+    if not isinstance(prompt, Mapping) or "cache_salt" not in prompt:
         return prompt, ""
     salt = prompt["cache_salt"]
-    if not isinstance(salt, str) or not salt:
-        raise InvalidRequestError(f"cache_salt must be non-empty text, got {salt!r}")
-    return {key: value for key, value in prompt.items() if key != "cache_salt"}, salt
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise InvalidRequestError(f"cache_salt must be non-empty text, or None; got {salt!r}")
+    return {key: value for key, value in prompt.items() if key != "cache_salt"}, salt or ""
 
 
 # Odd constants, so that seeds of different samples and requests do not meet in practice.

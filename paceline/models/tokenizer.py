@@ -33,6 +33,7 @@ class Tokenizer:
         self.bos_token_id: int | None = None if bos is None else backend.token_to_id(bos)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self._chat_template = None if chat_template is None else ChatTemplate(chat_template, special_tokens)
+        self._token_texts: dict[int, str] = {}
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -76,6 +77,12 @@ class Tokenizer:
 
     def token_text(self, token_id: int) -> str:
         """One token as text, its leading space kept; half a character shows as the replacement character."""
+        text = self._token_texts.get(token_id)
+        if text is None:
+            text = self._token_texts[token_id] = self._make_token_text(token_id)
+        return text
+
+    def _make_token_text(self, token_id: int) -> str:
         piece = self.backend.id_to_token(token_id)
         if piece is None:
             return ""  # some models have more rows in the head than tokens

@@ -8,14 +8,16 @@ it is an HTTP status; after it, an error is the stream's last event.
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from paceline.core.outputs import RequestOutput
 from paceline.serve.deltas import Cursor, Delta
 from paceline.serve.errors import as_api_error
 from paceline.serve.figures import prompt_logprobs, speculation, usage
@@ -25,6 +27,8 @@ from paceline.serve.logs import log
 from paceline.serve.middleware import CALL, REQUEST_ID
 from paceline.serve.schemas import GenerationRequest
 from paceline.serve.service import Call, Service
+from paceline.serve.tenants import TENANT
+from paceline.serve.worker import in_worker
 
 FAREWELL_S = 1.0  # a reader that does not take the last event within this is not waited for
 SSE_HEADERS = [
@@ -59,13 +63,14 @@ class GenerationResponse(Response):
                 watcher.cancel()
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call = await self._service.prepare(self._body, scope[REQUEST_ID])
+        call = await self._service.prepare(self._body, scope[REQUEST_ID], scope[TENANT])
         scope[CALL] = call  # for the access log
         if self._body.stream:
             self._stream = EventStream(self._service, call, send)
             await self._stream.run()
         else:
-            await JSONResponse(await whole_answer(self._service, call))(scope, receive, send)
+            answer = await whole_answer(self._service, call)
+            await Response(answer, media_type="application/json")(scope, receive, send)
 
     async def _fail(self, error: Exception) -> None:
         """Before the first event an error is a status; after it, the last event."""
@@ -80,27 +85,36 @@ async def _until_gone(receive: Receive, ticket: Ticket) -> None:
     ticket.end(GONE)
 
 
-async def whole_answer(service: Service, call: Call) -> dict[str, Any]:
-    last: dict[int, Any] = {}
+async def whole_answer(service: Service, call: Call) -> bytes:
+    last: dict[int, RequestOutput] = {}
     states = service.states(call)
     async with aclosing(states):  # type: ignore[type-var]
         async for prompt, output in states:
             last[prompt] = output
+    return await in_worker(call.num_entries, lambda: _render(service, call, last))
+
+
+def _render(service: Service, call: Call, last: Mapping[int, RequestOutput]) -> bytes:
+    """The answer as JSON, choice by choice: no single step holds the interpreter for long."""
     tokenizer = service.backend.tokenizer
     shape, cursors = format_for(call, tokenizer), service.cursors(call)
-    choices = [
-        _choice(shape, delta, whole=True)
+    choices = ",".join(
+        _json(_choice(shape, delta, whole=True))
         for prompt in range(len(call.prompts))
         for state in last[prompt].outputs
         if (delta := cursors[prompt * call.params.n + state.index].advance(state))
-    ]
-    answer = {"id": call.id, "object": shape.object, "created": call.created, "model": call.model, "choices": choices}
-    answer["usage"] = usage(call, cursors)
+    )
+    head = {"id": call.id, "object": shape.object, "created": call.created, "model": call.model}
+    rest: dict[str, Any] = {"usage": usage(call, cursors)}
     if call.body.return_speculation:
-        answer["speculation"] = speculation(call)
+        rest["speculation"] = speculation(call)
     if call.body.prompt_logprobs is not None:
-        answer["prompt_logprobs"] = prompt_logprobs(call, tokenizer)
-    return answer
+        rest["prompt_logprobs"] = prompt_logprobs(call, tokenizer)
+    return f'{_json(head)[:-1]},"choices":[{choices}],{_json(rest)[1:]}'.encode()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _choice(shape: Format, delta: Delta, *, whole: bool) -> dict[str, Any]:
@@ -138,7 +152,9 @@ class EventStream:
                     if (delta := cursors[prompt * call.params.n + state.index].advance(state))
                 ]
                 if deltas:
-                    await self._write("".join(self._chunk(delta, cursors) for delta in deltas))
+                    await self._write(
+                        await in_worker(self._num_entries(deltas), partial(self._chunks, deltas, cursors))
+                    )
         await self._write(self._last_chunk(cursors) + "data: [DONE]\n\n")
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -155,6 +171,17 @@ class EventStream:
                 await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         except TimeoutError:
             log("reader_stuck", id=self._call.id)
+
+    def _num_entries(self, deltas: Sequence[Delta]) -> int:
+        """How many log-probabilities these deltas list; a prompt's come with a choice's first one."""
+        params = self._call.params
+        rows = sum(len(delta.logprobs) for delta in deltas if delta.logprobs is not None) * (1 + (params.logprobs or 0))
+        if params.prompt_logprobs is not None and any(delta.first for delta in deltas):
+            rows += sum(map(len, self._call.prompts)) * params.n * (1 + params.prompt_logprobs)
+        return rows
+
+    def _chunks(self, deltas: Sequence[Delta], cursors: Sequence[Cursor]) -> str:
+        return "".join(self._chunk(delta, cursors) for delta in deltas)
 
     def _chunk(self, delta: Delta, cursors: Sequence[Cursor]) -> str:
         choice = json.dumps(_choice(self._shape, delta, whole=False), separators=(",", ":"))

@@ -3,10 +3,9 @@
 >>> app = create_app(backend, ServerConfig(("smollm2-135m",)))                       # doctest: +SKIP
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
@@ -15,10 +14,12 @@ import paceline
 from paceline.serve import prometheus
 from paceline.serve.answer import GenerationResponse
 from paceline.serve.backend import Backend
+from paceline.serve.body import BodyReader
 from paceline.serve.config import ServerConfig
 from paceline.serve.errors import ApiError, as_api_error
 from paceline.serve.live import live
 from paceline.serve.middleware import REQUEST_ID, Guard
+from paceline.serve.openapi import describe_bodies, takes
 from paceline.serve.page import add_page
 from paceline.serve.params import tokenize_chat, tokenize_text
 from paceline.serve.responses import (
@@ -33,7 +34,8 @@ from paceline.serve.responses import (
 )
 from paceline.serve.schemas import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from paceline.serve.service import Service
-from paceline.serve.validation import explain
+from paceline.serve.tenants import TENANT
+from paceline.serve.worker import in_worker
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": description}
@@ -60,11 +62,13 @@ def create_app(backend: Backend, config: ServerConfig) -> FastAPI:
         responses=ERRORS,
     )
     app.state.service = service
-    _add_generation(app, service)
-    _add_tokenizer(app, service)
+    reader = BodyReader(backend.max_model_len)
+    _add_generation(app, service, reader)
+    _add_tokenizer(app, service, reader)
     _add_operations(app, service)
     add_page(app)
     _add_error_handlers(app)
+    describe_bodies(app, ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", "")) and "{" not in path)
     app.add_middleware(Guard, config=config, metrics=service.metrics, known_paths=paths)
     if config.cors_origins:
@@ -74,14 +78,17 @@ def create_app(backend: Backend, config: ServerConfig) -> FastAPI:
     return app
 
 
-def _add_generation(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions", response_model=ChatCompletion, tags=["OpenAI"])
-    async def chat_completions(body: ChatCompletionRequest) -> Response:
+def _add_generation(app: FastAPI, service: Service, reader: BodyReader) -> None:
+    ChatBody = Annotated[ChatCompletionRequest, reader.dependency(ChatCompletionRequest)]
+    CompletionBody = Annotated[CompletionRequest, reader.dependency(CompletionRequest)]
+
+    @app.post("/v1/chat/completions", response_model=ChatCompletion, tags=["OpenAI"], **takes(ChatCompletionRequest))
+    async def chat_completions(body: ChatBody) -> Response:
         """Answer a conversation. With `stream: true` the answer comes as server-sent events."""
         return GenerationResponse(service, body)
 
-    @app.post("/v1/completions", response_model=Completion, tags=["OpenAI"])
-    async def completions(body: CompletionRequest) -> Response:
+    @app.post("/v1/completions", response_model=Completion, tags=["OpenAI"], **takes(CompletionRequest))
+    async def completions(body: CompletionBody) -> Response:
         """Continue a text. With `stream: true` the answer comes as server-sent events."""
         return GenerationResponse(service, body)
 
@@ -104,23 +111,28 @@ def _card(service: Service, name: str) -> dict[str, Any]:
     }
 
 
-def _add_tokenizer(app: FastAPI, service: Service) -> None:
-    @app.post("/tokenize", response_model=Tokenized, tags=["tokens"])
-    async def tokenize(body: TokenizeRequest) -> Any:
+def _add_tokenizer(app: FastAPI, service: Service, reader: BodyReader) -> None:
+    TokenizeBody = Annotated[TokenizeRequest, reader.dependency(TokenizeRequest)]
+    DetokenizeBody = Annotated[DetokenizeRequest, reader.dependency(DetokenizeRequest)]
+
+    @app.post("/tokenize", tags=["tokens"], responses={200: {"model": Tokenized}}, **takes(TokenizeRequest))
+    async def tokenize(body: TokenizeBody) -> Response:
         service.check_model(body.model)
         if body.messages is not None:
             tokens = await tokenize_chat(body.messages, service.backend, body.add_generation_prompt)
         else:
             tokens = await tokenize_text(body.prompt or "", service.backend, body.add_special_tokens)
-        return {"tokens": tokens, "count": len(tokens), "max_model_len": service.backend.max_model_len}
+        answer = {"tokens": tokens, "count": len(tokens), "max_model_len": service.backend.max_model_len}
+        return await in_worker(len(tokens), lambda: JSONResponse(answer))
 
-    @app.post("/detokenize", response_model=Detokenized, tags=["tokens"])
-    async def detokenize(body: DetokenizeRequest) -> Any:
+    @app.post("/detokenize", response_model=Detokenized, tags=["tokens"], **takes(DetokenizeRequest))
+    async def detokenize(body: DetokenizeBody) -> Any:
         service.check_model(body.model)
         vocab_size = service.backend.vocab_size
-        if any(token >= vocab_size for token in body.tokens):
+        if max(body.tokens, default=0) >= vocab_size:
             raise ApiError(400, f"token ids go from 0 to {vocab_size - 1}, got {max(body.tokens)}", param="tokens")
-        return {"prompt": service.backend.tokenizer.decode(body.tokens, body.skip_special_tokens)}
+        decode = service.backend.tokenizer.decode
+        return {"prompt": await in_worker(len(body.tokens), lambda: decode(body.tokens, body.skip_special_tokens))}
 
 
 def _add_operations(app: FastAPI, service: Service) -> None:
@@ -151,9 +163,9 @@ def _add_operations(app: FastAPI, service: Service) -> None:
         return Response(text, media_type=prometheus.CONTENT_TYPE)
 
     @app.get("/api/live", tags=["operations"])
-    async def live_figures() -> JSONResponse:
-        """What the page at / shows."""
-        return JSONResponse(live(service))
+    async def live_figures(request: Request) -> JSONResponse:
+        """What the page at / shows. Text is shown to the key that it belongs to, and to admin keys."""
+        return JSONResponse(live(service, request.scope[TENANT]))
 
 
 def _add_error_handlers(app: FastAPI) -> None:
@@ -168,13 +180,7 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def on_paceline_error(request: Request, error: Exception) -> JSONResponse:
         return respond(as_api_error(error, request.scope[REQUEST_ID]))
 
-    @app.exception_handler(RequestValidationError)
-    async def on_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return respond(explain(error))
-
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
-        if isinstance(error.__cause__, ApiError):  # the framework wraps what goes wrong while it reads a body
-            return respond(error.__cause__)
         message = f"{error.detail}: see /docs for what this server answers to"
         return respond(ApiError(error.status_code, message, headers=error.headers))

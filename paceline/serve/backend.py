@@ -45,6 +45,7 @@ class PassRecord:
     draft: DraftTree
     accepted: Sequence[int]  # node indices, top first
     new_token_ids: Sequence[int]
+    cache_salt: str = ""  # of the request: says whose it is (serve/tenants.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class Backend(Protocol):
     def tokenizer(self) -> ServerTokenizer: ...
 
     def generate(
-        self, token_ids: Sequence[int], params: SamplingParams, request_id: str
+        self, token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str
     ) -> AsyncIterator[RequestOutput]: ...
 
     def method_of(self, params: SamplingParams) -> str: ...  # who drafts for a request with these options

@@ -43,6 +43,7 @@ class Cursor:
         self.num_tokens = 0
         self._index = index
         self._first = True
+        self._done = False  # the end was told
         self._num_chars = 0
         self._tokenizer = tokenizer
         self._method = method
@@ -51,6 +52,8 @@ class Cursor:
 
     def advance(self, state: CompletionOutput) -> Delta | None:
         """The delta up to `state`, or None where there is nothing to tell."""
+        if self._done:  # other choices of the call still run
+            return None
         new_token_ids = state.token_ids[self.num_tokens :]
         text = state.text[self._num_chars :]
         pieces = None if self._method is None else self._pieces(new_token_ids, state.token_sources, self._method)
@@ -62,7 +65,7 @@ class Cursor:
             self._index, self._first, text, len(new_token_ids), self._num_chars, logprobs, pieces,
             state.finish_reason, state.stop_reason,
         )  # fmt: skip
-        self._first = False
+        self._first, self._done = False, state.finish_reason is not None
         self.num_tokens = len(state.token_ids)
         self._num_chars = len(state.text)
         return delta

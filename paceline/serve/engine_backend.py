@@ -26,9 +26,10 @@ class EngineBackend:
         self.tokenizer = llm.get_tokenizer()
 
     def generate(
-        self, token_ids: Sequence[int], params: SamplingParams, request_id: str
+        self, token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str
     ) -> AsyncIterator[RequestOutput]:
-        return self._llm.generate({"prompt_token_ids": token_ids}, params, request_id)
+        prompt = {"prompt_token_ids": token_ids, "cache_salt": cache_salt or None}
+        return self._llm.generate(prompt, params, request_id)
 
     def method_of(self, params: SamplingParams) -> str:
         return choose(self._core.speculator.config, params.speculative).method
@@ -60,6 +61,7 @@ class EngineBackend:
             draft=part.draft,
             accepted=part.accepted,
             new_token_ids=part.new_token_ids,
+            cache_salt=part.request.cache_salt,
         )
 
     def _method(self, request: Request) -> str:

@@ -68,14 +68,14 @@ class CompletionFormat:
         self._call = call
         body = call.body
         assert isinstance(body, CompletionRequest)
-        self._echo = bool(body.echo)
+        self._echoed = [tokenizer.decode(prompt) for prompt in call.prompts] if body.echo else None
 
     def choice(self, delta: Delta, *, whole: bool) -> dict[str, Any]:
         text, offset = delta.text, delta.text_offset
         logprobs: list[TokenLogprobs | None] | None = None if delta.logprobs is None else list(delta.logprobs)
-        if self._echo:
+        if self._echoed is not None:
             prompt = delta.index // self._call.params.n
-            echoed = self._tokenizer.decode(self._call.prompts[prompt])
+            echoed = self._echoed[prompt]
             if delta.first:
                 text = echoed + text
                 logprobs = None if logprobs is None else [*self._call.prompt_logprobs[prompt], *logprobs]

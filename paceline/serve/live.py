@@ -6,11 +6,14 @@ from typing import Any
 from paceline.serve.backend import PassRecord, ServerTokenizer
 from paceline.serve.recorder import members_of
 from paceline.serve.service import Service
+from paceline.serve.tenants import Tenant
 
 MAX_DRAWN_NODES = 128
 
 
-def live(service: Service) -> dict[str, Any]:
+def live(service: Service, tenant: Tenant) -> dict[str, Any]:
+    """Figures are of all tenants together; a tree holds text, so it is shown to whoever it belongs to."""
+    trees = [record for record in list(service.recorder.recent_trees) if tenant.owns(record.cache_salt)]
     load, metrics = service.backend.load(), service.metrics
     return {
         "time_s": time.time(),
@@ -30,7 +33,7 @@ def live(service: Service) -> dict[str, Any]:
         "inter_token_s": {"p50": metrics.inter_token.quantile(0.5), "p95": metrics.inter_token.quantile(0.95)},
         "speculation": service.backend.speculation_stats(),
         "time_saved_s": {method: saved.seconds for method, saved in list(service.recorder.saved.items())},
-        "trees": [draw(record, service.backend.tokenizer) for record in list(service.recorder.recent_trees)[-1:]],
+        "trees": [draw(record, service.backend.tokenizer) for record in trees[-1:]],
     }
 
 

@@ -1,12 +1,9 @@
 """Around every route: a request id, the API key, the body's size, one log line, and no traceback to clients."""
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import time
 import uuid
-from collections.abc import Sequence
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,42 +12,9 @@ from paceline.serve.config import ServerConfig
 from paceline.serve.errors import ApiError, as_api_error
 from paceline.serve.logs import log
 from paceline.serve.metrics import Metrics
+from paceline.serve.tenants import TENANT, Keys
 
 REQUEST_ID, CALL = "paceline.request_id", "paceline.call"  # keys of the ASGI scope
-
-# Health checks, the page itself and the API's description hold nothing worth a key.
-OPEN_PATHS = frozenset({"/", "/health", "/ready", "/docs", "/openapi.json"})
-OPEN_PREFIX = "/static/"
-BODY_TIMEOUT_S = 30.0  # between two pieces of a body
-
-
-class Keys:
-    """Compares in constant time: every key is compared in full, whatever the answer."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
-
-    def check(self, scope: Scope) -> None:
-        path = scope["path"]
-        if not self._digests or path in OPEN_PATHS or path.startswith(OPEN_PREFIX) or scope["method"] == "OPTIONS":
-            return
-        given = hashlib.sha256(_bearer(scope)).digest()
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        if not any(matches):
-            raise ApiError(
-                401,
-                "the API key is missing or wrong: send it as 'Authorization: Bearer KEY'",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-
-
-def _bearer(scope: Scope) -> bytes:
-    for name, value in scope["headers"]:
-        if name == b"authorization":
-            scheme, _, key = bytes(value).partition(b" ")
-            return key.strip() if scheme.lower() == b"bearer" else b""
-    return b""
 
 
 class Guard:
@@ -58,8 +22,9 @@ class Guard:
 
     def __init__(self, app: ASGIApp, config: ServerConfig, metrics: Metrics, known_paths: frozenset[str]) -> None:
         self._app = app
-        self._keys = Keys(config.api_keys)
+        self._keys = Keys(config.api_keys, config.admin_keys)
         self._max_body_bytes = config.max_body_bytes
+        self._body_timeout_s = config.body_timeout_s
         self._metrics = metrics
         self._known_paths = known_paths  # others share one label: a scanner must not grow the metrics
 
@@ -79,7 +44,7 @@ class Guard:
             await send(message)
 
         try:
-            self._keys.check(scope)
+            scope[TENANT] = self._keys.tenant(scope)
             await self._app(scope, self._limited(scope, receive), send_with_id)
         except Exception as error:
             answer = as_api_error(error, request_id)
@@ -91,23 +56,24 @@ class Guard:
             self._note(scope, status, time.perf_counter() - begin_s)
 
     def _limited(self, scope: Scope, receive: Receive) -> Receive:
-        """Refuses a body past the limit, by its announced length or as it comes in, and one that does not come."""
-        limit = self._max_body_bytes
+        """Refuses a body past the limit, by its announced length or as it comes in, and one that comes too slowly."""
+        limit, seconds = self._max_body_bytes, self._body_timeout_s
         too_large = ApiError(413, f"the body is above this server's limit of {limit} bytes", code="body_too_large")
         for name, value in scope["headers"]:
-            if name == b"content-length" and value.isdigit() and int(value) > limit:
+            if name == b"content-length" and value.isdigit() and _is_above(value, limit):
                 raise too_large
         num_bytes, complete = 0, False
+        deadline_s = asyncio.get_running_loop().time() + seconds
 
         async def limited() -> Message:
             nonlocal num_bytes, complete
             if complete:
                 return await receive()  # the next news is that the client is gone
             try:
-                async with asyncio.timeout(BODY_TIMEOUT_S):
+                async with asyncio.timeout_at(deadline_s):
                     message = await receive()
             except TimeoutError:
-                raise ApiError(408, f"no more of the body came for {BODY_TIMEOUT_S:g} s", code="timeout") from None
+                raise ApiError(408, f"the body did not come within {seconds:g} s", code="timeout") from None
             num_bytes += len(message.get("body", b""))
             complete = not message.get("more_body", False)
             if num_bytes > limit:
@@ -124,3 +90,8 @@ class Guard:
             return  # polled every second: a line each would bury the rest
         details = {} if call is None else call.log_fields()
         log("request", id=scope[REQUEST_ID], path=path, status=status or "gone", seconds=round(seconds, 6), **details)
+
+
+def _is_above(digits: bytes, limit: int) -> bool:
+    """Whether a number is too large, without making one of thousands of digits."""
+    return len(digits) > 18 or int(digits) > limit

@@ -1,16 +1,19 @@
 """From a request body to what the engine takes: prompts as token ids, and `SamplingParams`."""
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from paceline.core.sampling_params import SamplingParams
 from paceline.serve.backend import Backend
 from paceline.serve.config import ServerConfig
 from paceline.serve.errors import ApiError
+from paceline.serve.limits import check_logprobs, tokens_within_logprobs
 from paceline.serve.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest, Message, as_text
+from paceline.serve.worker import in_worker
 
-INLINE_CHARS = 2_000  # longer texts are tokenized in a thread: the event loop has streams to feed
+CHARS_PER_MESSAGE = 100  # what a chat template takes for a message, in characters of text
+MAX_TOKEN_DIGITS = 10  # of a token id as a key of JSON
 
 # Same name and meaning in the body and in SamplingParams; left out means SamplingParams' own default.
 _SAME_NAME = (
@@ -25,16 +28,27 @@ async def sampling_params(
 ) -> SamplingParams:
     """One set of options for all prompts of a call, `max_tokens` resolved."""
     options = {name: getattr(body, name) for name in _SAME_NAME if getattr(body, name) is not None}
-    return SamplingParams(
+    num_choices, logprobs = len(prompt_lens) * (body.n or 1), _logprobs(body)
+    max_tokens = _max_tokens(
+        body, max(prompt_lens), backend, config, tokens_within_logprobs(num_choices, logprobs, config)
+    )
+    params = SamplingParams(
         **options,
-        max_tokens=_max_tokens(body, max(prompt_lens), backend, config),
-        logprobs=_logprobs(body),
+        max_tokens=max_tokens,
+        logprobs=logprobs,
         logit_bias=_logit_bias(body.logit_bias),
         speculative=await _speculative(body, backend),
     )
+    echo = isinstance(body, CompletionRequest) and bool(body.echo)
+    if echo and logprobs is not None:
+        params = replace(params, prompt_logprobs=logprobs)
+    check_logprobs(params, prompt_lens, params.n if echo else 0, max_tokens, config)
+    return params
 
 
-def _max_tokens(body: GenerationRequest, prompt_len: int, backend: Backend, config: ServerConfig) -> int:
+def _max_tokens(
+    body: GenerationRequest, prompt_len: int, backend: Backend, config: ServerConfig, within_logprobs: int | None
+) -> int:
     room = backend.max_model_len - prompt_len
     limit = config.max_tokens_limit
     asked = body.max_tokens
@@ -42,7 +56,7 @@ def _max_tokens(body: GenerationRequest, prompt_len: int, backend: Backend, conf
         asked = body.max_completion_tokens or asked
     if asked is None:
         default = 16 if isinstance(body, CompletionRequest) else room  # OpenAI's defaults
-        return max(1, min(default, room, limit or room))
+        return max(1, min(default, room, limit or room, room if within_logprobs is None else within_logprobs))
     if limit is not None and asked > limit:
         raise ApiError(400, f"max_tokens {asked} is above this server's limit of {limit}", param="max_tokens")
     if asked > room:
@@ -66,19 +80,23 @@ def _logprobs(body: GenerationRequest) -> int | None:
 def _logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:
     bias: dict[int, float] = {}
     for token, value in (given or {}).items():
-        if not token.isascii() or not token.isdigit():
-            raise ApiError(400, f"logit_bias maps token ids to numbers, got the key {token!r}", param="logit_bias")
+        if not token.isascii() or not token.isdigit() or len(token) > MAX_TOKEN_DIGITS:
+            raise ApiError(400, f"logit_bias maps token ids to numbers, got the key {token!r:.80}", param="logit_bias")
         bias[int(token)] = value
     return bias
 
 
 async def _speculative(body: GenerationRequest, backend: Backend) -> dict[str, Any] | None:
-    if body.prediction is None:
+    """The request's own choice, its prediction as token ids wherever it was given."""
+    given = body.speculative or {}
+    text = given.get("prediction")
+    if body.prediction is not None:
+        if text is not None:
+            raise ApiError(400, "prediction is given twice, by itself and in speculative: give one", param="prediction")
+        text = as_text(body.prediction.content)
+    if not isinstance(text, str):
         return body.speculative
-    if "prediction" in (body.speculative or {}):
-        raise ApiError(400, "prediction is given twice, by itself and in speculative: give one", param="prediction")
-    tokens = await tokenize_text(as_text(body.prediction.content), backend, add_special_tokens=False)
-    return {**(body.speculative or {}), "prediction": tokens}
+    return {**given, "prediction": await tokenize_text(text, backend, add_special_tokens=False)}
 
 
 async def prompt_token_ids(body: GenerationRequest, backend: Backend, config: ServerConfig) -> list[list[int]]:
@@ -109,17 +127,13 @@ async def _completion_prompts(body: CompletionRequest, backend: Backend) -> list
 
 
 async def tokenize_text(text: str, backend: Backend, add_special_tokens: bool = True) -> list[int]:
-    return await _tokenize(len(text), lambda: backend.tokenizer.encode(text, add_special_tokens))
+    return await in_worker(len(text), lambda: backend.tokenizer.encode(text, add_special_tokens))
 
 
 async def tokenize_chat(messages: Sequence[Message], backend: Backend, add_generation_prompt: bool = True) -> list[int]:
     rendered = [message.for_template() for message in messages]
-    num_chars = sum(len(message["content"]) for message in rendered)
-    return await _tokenize(num_chars, lambda: backend.tokenizer.chat_token_ids(rendered, add_generation_prompt))
-
-
-async def _tokenize(num_chars: int, work: Callable[[], list[int]]) -> list[int]:
-    return work() if num_chars <= INLINE_CHARS else await asyncio.to_thread(work)
+    num_chars = sum(len(message["content"]) + CHARS_PER_MESSAGE for message in rendered)
+    return await in_worker(num_chars, lambda: backend.tokenizer.chat_token_ids(rendered, add_generation_prompt))
 
 
 def _check_prompt(token_ids: list[int], backend: Backend, config: ServerConfig) -> None:

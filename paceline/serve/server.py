@@ -12,10 +12,12 @@ import socket
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from paceline.serve.app import create_app
 from paceline.serve.backend import Backend
 from paceline.serve.config import ServerConfig
+from paceline.serve.connection import limited_protocol
 from paceline.serve.logs import configure_logging, log
 from paceline.serve.service import Service
 
@@ -47,11 +49,25 @@ class GracefulServer(uvicorn.Server):
             await asyncio.sleep(0)  # the loop closes the sockets
 
 
+def server_options(app: FastAPI, config: ServerConfig, host: str = "127.0.0.1", port: int = 0) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=limited_protocol(config),
+        ws="none",
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+    )
+
+
 def run_server(backend: Backend, config: ServerConfig, host: str, port: int, log_level: str = "info") -> int:
     """Serve until told to stop; 0 when every block of KV came back."""
     configure_logging(log_level)
     app = create_app(backend, config)
-    options = uvicorn.Config(app, host=host, port=port, log_config=None, access_log=False, lifespan="off")
+    options = server_options(app, config, host, port)
     log("starting", model=config.model_names[0], host=host, port=port, keys=len(config.api_keys))
     GracefulServer(options, app.state.service).run()
     backend.shutdown()

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.core.outputs import RequestMetrics, RequestOutput, TokenLogprobs
@@ -15,11 +15,13 @@ from paceline.serve.config import ServerConfig
 from paceline.serve.deltas import Cursor
 from paceline.serve.errors import ApiError
 from paceline.serve.gate import Gate
+from paceline.serve.limits import check_options, num_prompts
 from paceline.serve.logs import log
 from paceline.serve.metrics import Metrics
 from paceline.serve.params import prompt_token_ids, sampling_params
 from paceline.serve.recorder import MemberCounts, Recorder
-from paceline.serve.schemas import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from paceline.serve.schemas import ChatCompletionRequest, GenerationRequest
+from paceline.serve.tenants import Tenant
 
 
 @dataclass(slots=True)
@@ -31,6 +33,7 @@ class Call:
     body: GenerationRequest
     prompts: list[list[int]]
     params: SamplingParams
+    cache_salt: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
     arrival_s: float = field(default_factory=time.perf_counter)
     member_counts: list[MemberCounts] = field(default_factory=list)  # one per choice, where a prediction was given
@@ -40,6 +43,14 @@ class Call:
     @property
     def num_choices(self) -> int:
         return len(self.prompts) * self.params.n
+
+    @property
+    def num_entries(self) -> int:
+        """At most how many tokens and log-probabilities the answer lists: what it takes to write it down."""
+        params, num_prompt_tokens = self.params, sum(map(len, self.prompts))
+        assert params.max_tokens is not None
+        entries = self.num_choices * params.max_tokens * (1 + (params.logprobs or 0))
+        return entries + num_prompt_tokens * params.n * (1 + (params.prompt_logprobs or 0))
 
     def log_fields(self) -> dict[str, Any]:
         """For the access log: sizes and figures, never text."""
@@ -80,10 +91,7 @@ class Service:
 
     def num_sequences(self, body: GenerationRequest) -> int:
         """How many sequences a call asks for, before anything is tokenized."""
-        prompts = 1
-        if isinstance(body, CompletionRequest) and isinstance(body.prompt, list) and body.prompt:
-            prompts = 1 if isinstance(body.prompt[0], int) else len(body.prompt)
-        total = prompts * (body.n or 1)
+        total = num_prompts(body) * (body.n or 1)
         if total > self.config.max_choices:
             raise ApiError(
                 400,
@@ -104,15 +112,14 @@ class Service:
             )
         return name or names[0]
 
-    async def prepare(self, body: GenerationRequest, request_id: str) -> Call:
+    async def prepare(self, body: GenerationRequest, request_id: str, tenant: Tenant) -> Call:
         """Everything that can be wrong with a call short of the engine's own checks is found here."""
         model = self.check_model(body.model)
+        check_options(body, self.config)
         prompts = await prompt_token_ids(body, self.backend, self.config)
         params = await sampling_params(body, [len(p) for p in prompts], self.backend, self.config)
-        if isinstance(body, CompletionRequest) and body.echo and body.logprobs is not None:
-            params = replace(params, prompt_logprobs=body.logprobs)
         kind = "chatcmpl" if isinstance(body, ChatCompletionRequest) else "cmpl"
-        call = Call(f"{kind}-{request_id}", model, body, prompts, params)
+        call = Call(f"{kind}-{request_id}", model, body, prompts, params, tenant.cache_salt(body.cache_salt))
         self.metrics.prompt_tokens.inc(sum(len(p) for p in prompts))
         if self.config.log_prompts:
             log("prompt", id=call.id, prompts=[self.backend.tokenizer.decode(p, False) for p in prompts])
@@ -154,7 +161,7 @@ class Service:
     async def _measured(self, call: Call, prompt: int) -> AsyncIterator[tuple[int, RequestOutput]]:
         metrics = self.metrics
         last_s, num_known = call.arrival_s, 0
-        outputs = self.backend.generate(call.prompts[prompt], call.params, call.request_id(prompt))
+        outputs = self.backend.generate(call.prompts[prompt], call.params, call.request_id(prompt), call.cache_salt)
         async with aclosing(outputs):  # type: ignore[type-var]
             async for output in outputs:
                 now_s = time.perf_counter()

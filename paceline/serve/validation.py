@@ -1,9 +1,10 @@
 """What is wrong with a body, said the way OpenAI says it: one message, the field's name, status 400."""
 
 import difflib
+import reprlib
 from typing import Any
 
-from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
 
 from paceline.serve.errors import ApiError
 from paceline.serve.schemas import ChatCompletionRequest, CompletionRequest
@@ -11,25 +12,19 @@ from paceline.serve.schemas import ChatCompletionRequest, CompletionRequest
 _KNOWN_FIELDS = sorted({*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields})
 
 
-def explain(error: RequestValidationError) -> ApiError:
-    problems = error.errors()
-    if not problems:
-        return ApiError(400, "the request cannot be read: see /docs for its form")
+def explain(error: ValidationError) -> ApiError:
+    problems: list[Any] = error.errors(include_url=False)
     first = problems[0]
-    if first["type"] == "json_invalid":
-        return ApiError(
-            400, f"the body is not JSON ({first['ctx']['error']}): send one JSON object", code="invalid_json"
-        )
     # A union reports a problem for each form it could have had: the deepest one is of the form that was meant.
-    first = max((problem for problem in problems if problem["loc"][:2] == first["loc"][:2]), key=_depth)
-    path = [str(part) for part in first["loc"][1:] if _is_field(part)]
+    first = max((problem for problem in problems if problem["loc"][:1] == first["loc"][:1]), key=_depth)
+    path = [str(part) for part in first["loc"] if _is_field(part)]
     field = path[0] if path else None
     if first["type"] == "extra_forbidden":
         return _unknown_field(path)
     if not path:
         return ApiError(400, "the body must be one JSON object, sent as application/json", code="invalid_json")
     message = f"{'.'.join(path)}: {_sentence(first)}"
-    if first["type"] != "missing":
+    if first["type"] not in ("missing", "value_error"):  # a value error of ours says what it got
         message += f", got {_short(first['input'])}"
     return ApiError(400, message, code=first["type"], param=field)
 
@@ -51,10 +46,10 @@ def _unknown_field(path: list[str]) -> ApiError:
 
 
 def _sentence(problem: dict[str, Any]) -> str:
-    message: str = problem["msg"]
+    message: str = problem["msg"].removeprefix("Value error, ")
     return message[:1].lower() + message[1:]
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = reprlib.repr(value)  # looks at the beginning only
     return text if len(text) <= 80 else text[:77] + "..."

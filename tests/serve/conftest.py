@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 import httpx
 import pytest
-import uvicorn
 
 from paceline.serve.app import create_app
 from paceline.serve.config import ServerConfig
-from paceline.serve.server import GracefulServer
+from paceline.serve.server import GracefulServer, server_options
 from tests.serve import fake
 
 
@@ -45,7 +44,7 @@ def running(backend: fake.FakeBackend, **options: object) -> Iterator[Running]:
     app = create_app(backend, config)
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)  # so that a slow reader is felt soon
-    server = GracefulServer(uvicorn.Config(app, log_config=None, lifespan="off"), app.state.service)
+    server = GracefulServer(server_options(app, config), app.state.service)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     handle = Running(backend, server, thread, listener.getsockname()[1])

@@ -54,6 +54,7 @@ class FakeBackend:
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self.params: list[SamplingParams] = []  # of every request, as the server asked
+        self.salts: list[str] = []  # likewise
         self.dead = False
         self._observers: list[StepObserver] = []
 
@@ -98,13 +99,14 @@ class FakeBackend:
         assert not self.running
 
     async def generate(
-        self, token_ids: Sequence[int], params: SamplingParams, request_id: str
+        self, token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str
     ) -> AsyncIterator[RequestOutput]:
         prompt_text = self.tokenizer.decode(token_ids)
         method = _method(params)
         if self.dead:
             raise EngineDeadError("the engine was shut down")
         self.params.append(params)
+        self.salts.append(cache_salt)
         self.running.add(request_id)
         finished = False
         try:
@@ -120,7 +122,7 @@ class FakeBackend:
                     raise ZeroDivisionError("secret detail")
                 before, num_steps = done, num_steps + 1
                 done = min(params.max_tokens, done + (self.DRAFT + 1 if method != "none" else 1))
-                self._report(request_id, params, texts, before, done, method)
+                self._report(request_id, params, texts, before, done, method, cache_salt)
                 sources += [*["draft"] * (done - before - 1), "recovered"] if method != "none" else ["target"]
                 full = done == params.max_tokens
                 outputs = [_completion(i, text[:done], params, full, sources) for i, text in enumerate(texts)]
@@ -138,14 +140,14 @@ class FakeBackend:
                 self.aborted.append(request_id)
 
     def _report(
-        self, request_id: str, params: SamplingParams, texts: list[str], before: int, done: int, method: str
+        self, request_id: str, params: SamplingParams, texts: list[str], before: int, done: int, method: str, salt: str
     ) -> None:
         for i, text in enumerate(texts):
             new = list(text[before:done].encode())
             draft = EMPTY_TREE if method == "none" else DraftTree.chain([*new[: self.DRAFT], 0])
             accepted = [] if method == "none" else list(range(len(new) - 1))
             name = request_id if params.n == 1 else f"{request_id}-{i}"
-            record = PassRecord(name, method, 1 + len(draft), 0, draft, accepted, new)
+            record = PassRecord(name, method, 1 + len(draft), 0, draft, accepted, new, salt)
             for observer in self._observers:
                 observer(StepRecord([record], 0.001))
 

@@ -1,9 +1,11 @@
 """What the server refuses, how it says so, and what it keeps to itself."""
 
+import contextlib
 import json
 import logging
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,6 @@ import httpx
 import pytest
 
 from paceline.errors import InvalidOptionError
-from paceline.serve import middleware
 from paceline.serve.config import ServerConfig
 from paceline.serve.logs import JsonLines
 from tests.serve import fake
@@ -156,12 +157,22 @@ def test_large_bodies_are_refused_by_length_and_as_they_come(keyed: httpx.Client
     assert error_of(keyed.post("/v1/completions", content=pieces, headers=headers), 413)["code"] == "body_too_large"
 
 
-def test_a_body_that_does_not_come_is_not_waited_for(strict: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "BODY_TIMEOUT_S", 0.1)
-    with socket.create_connection(("127.0.0.1", strict.port), timeout=10) as connection:
-        head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer other\r\nContent-Length: 100\r\n\r\n{"
-        connection.sendall(head.encode())
-        assert b" 408 " in connection.recv(4096).splitlines()[0]
+@pytest.mark.parametrize("dripping", [False, True], ids=["silent", "dripping"])
+def test_a_body_that_does_not_come_is_not_waited_for(dripping: bool) -> None:
+    with (
+        running(fake.FakeBackend(), body_timeout_s=0.3) as handle,
+        socket.create_connection(("127.0.0.1", handle.port), timeout=0.02) as connection,
+    ):
+        head = ["POST /v1/completions HTTP/1.1", "Host: x", "Content-Type: application/json", "Content-Length: 9999"]
+        connection.sendall("\r\n".join([*head, "", "{"]).encode())
+        begin_s, answer = time.monotonic(), b""
+        while not answer:
+            assert time.monotonic() - begin_s < 5
+            if dripping:
+                connection.sendall(b" ")
+            with contextlib.suppress(TimeoutError):
+                answer = connection.recv(4096)
+        assert b" 408 " in answer.splitlines()[0]
 
 
 def test_limits_on_prompt_tokens_and_choices(keyed: httpx.Client) -> None:
