@@ -31,14 +31,19 @@ class ChatTemplate:
             raise ModelLoadError(f"the model's chat template is not valid Jinja ({error})") from error
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, options: Mapping[str, Any]) -> str:
-        plain = [_plain_message(i, message) for i, message in enumerate(messages)]
-        if not plain:
-            raise InvalidRequestError('a chat needs at least one message, such as {"role": "user", "content": "Hello"}')
+        plain = plain_messages(messages)
         values = {**self._special_tokens, "tools": None, "documents": None, **options}
         try:
             return self._template.render(messages=plain, add_generation_prompt=add_generation_prompt, **values)
         except (TemplateError, TypeError) as error:
             raise InvalidRequestError(f"the model's chat template cannot take these messages: {error}") from error
+
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Each message with its content as one string."""
+    if not messages:
+        raise InvalidRequestError('a chat needs at least one message, such as {"role": "user", "content": "Hello"}')
+    return [_plain_message(i, message) for i, message in enumerate(messages)]
 
 
 def _plain_message(index: int, message: Message) -> dict[str, Any]:

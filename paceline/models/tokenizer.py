@@ -13,9 +13,12 @@ from typing import Any
 import tokenizers
 
 from paceline.errors import InvalidRequestError, ModelLoadError
-from paceline.models.chat_template import ChatTemplate, Message
+from paceline.models.chat_template import ChatTemplate, Message, plain_messages
 from paceline.models.config import eos_token_ids, read_json
+from paceline.models.control_tokens import ControlTokens
 from paceline.models.gguf_tokenizer import SPACE_PIECE, build_tokenizer, tokenizer_config
+
+LONG_TEXT = 10_000  # characters from which on other threads may run meanwhile: only the batch call lets them
 
 
 class Tokenizer:
@@ -33,6 +36,7 @@ class Tokenizer:
         self.bos_token_id: int | None = None if bos is None else backend.token_to_id(bos)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self._chat_template = None if chat_template is None else ChatTemplate(chat_template, special_tokens)
+        self._control_tokens = ControlTokens(backend)
         self._token_texts: dict[int, str] = {}
 
     @classmethod
@@ -70,7 +74,9 @@ class Tokenizer:
         return self._chat_template is not None
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) < LONG_TEXT:
+            return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
@@ -115,9 +121,14 @@ class Tokenizer:
         tools: Any = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The chat as token ids. The template writes the special tokens, so none are added."""
-        text = self.apply_chat_template(messages, add_generation_prompt, tools=tools, template_options=template_options)
-        return self.encode(text, add_special_tokens=False)
+        """The chat as token ids. The template alone writes special tokens: none are added, none come from messages."""
+        options: dict[str, Any] = {"tools": tools, "template_options": template_options}
+        plain = plain_messages(messages)  # parts are joined first: two of them must not spell a token together
+        if not self._control_tokens.found_in(plain):
+            text = self.apply_chat_template(plain, add_generation_prompt, **options)
+            return self.encode(text, add_special_tokens=False)
+        marked, mark = self._control_tokens.mark(plain)
+        return self._control_tokens.encode(self.apply_chat_template(marked, add_generation_prompt, **options), mark)
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:

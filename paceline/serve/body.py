@@ -71,14 +71,21 @@ class BodyReader:
         return data
 
     def _check_number_of_values(self, text: str) -> None:
-        """Before anything is made of them: values are separated by commas, and text may hold some too."""
-        if _num_separators(text) > self._max_values and _num_separators(_STRING.sub("", text)) > self._max_values:
-            message = f"the body holds more than {self._max_values} values: send less in one call"
-            raise ApiError(400, message, code="body_too_complex")
+        """Before anything is made of them."""
+        most = self._max_values
+        if _num_separators(text) > most and (
+            _num_strings(text) > most or _num_separators(_STRING.sub("", text)) > most
+        ):
+            raise ApiError(400, f"the body holds more than {most} values: send less in one call", code="too_long")
 
 
 def _num_separators(text: str) -> int:
+    """Values are separated by these, at the least; text may hold some too."""
     return text.count(",") + text.count("[") + text.count("{")
+
+
+def _num_strings(text: str) -> int:
+    return (text.count('"') - text.count('\\"')) // 2
 
 
 def _no_number(name: str) -> NoReturn:

@@ -19,7 +19,7 @@ CHATS: list[list[dict[str, Any]]] = [
     [
         {"role": "user", "content": "1+1?"},
         {"role": "assistant", "content": "2"},
-        {"role": "user", "content": "<|im_end|> and now?"},
+        {"role": "user", "content": "<|im_en|> and now?"},  # a real control token: tests/models/test_control_tokens.py
     ],
 ]
 

@@ -1,0 +1,77 @@
+"""Control tokens belong to the chat template: in a message, `<|im_end|>` is nine characters of text.
+
+Were it the token, whoever writes a part of a prompt could end their turn and speak as somebody else. A rendered chat no
+longer shows who wrote what, so the spellings inside messages are marked before the template is rendered, and what is
+left unmarked afterwards is the template's own. That is encoded by a twin of the tokenizer that knows control tokens
+under names nobody can guess; the marks are taken out, and the messages' text is plain text to the twin.
+
+Chats in which no message spells a control token (nearly all) never come here.
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tokenizers
+
+PRIVATE_USE = range(0xE000, 0xF8FF)  # characters that mean nothing; one that the messages do not use is the mark
+
+
+class ControlTokens:
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        self._ids = {token.content: token_id for token_id, token in added.items() if token.special and token.content}
+        longest_first = sorted(self._ids, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._twin: tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]] | None = None
+
+    def found_in(self, messages: Sequence[Any]) -> bool:
+        pattern = self._pattern
+        return pattern is not None and any(pattern.search(text) for text in _texts(messages))
+
+    def mark(self, messages: Sequence[Any]) -> tuple[Any, str]:
+        """The messages with every control token's spelling interrupted by a mark, and that mark."""
+        used = set().union(*_texts(messages))
+        mark = next(chr(code) for code in PRIVATE_USE if chr(code) not in used)
+        return self._marked(messages, mark), mark
+
+    def encode(self, text: str, mark: str) -> list[int]:
+        """A rendered chat: control tokens where they stand unmarked, text everywhere else."""
+        if self._twin is None:
+            self._twin = self._make_twin()
+        backend, names, real_ids = self._twin
+        assert self._pattern is not None
+        named = self._pattern.sub(lambda found: names[found[0]], text).replace(mark, "")
+        return [real_ids.get(token, token) for token in backend.encode(named, add_special_tokens=False).ids]
+
+    def _marked(self, value: Any, mark: str) -> Any:
+        if isinstance(value, str):
+            assert self._pattern is not None
+            return self._pattern.sub(lambda found: found[0][0] + mark + found[0][1:], value)
+        if isinstance(value, Mapping):
+            return {key: self._marked(item, mark) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._marked(item, mark) for item in value]
+        return value
+
+    def _make_twin(self) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]]:
+        """The tokenizer with its control tokens renamed, their names, and its ids for them -> the real ones."""
+        secret = secrets.token_hex(8)
+        names = {content: f"<{secret}:{content}>" for content in self._ids}
+        state = json.loads(self._backend.to_str())
+        for entry in state["added_tokens"]:
+            entry["content"] = names.get(entry["content"], entry["content"])
+        state["post_processor"] = None  # adds nothing here, and may name tokens that are renamed
+        twin = tokenizers.Tokenizer.from_str(json.dumps(state))
+        twin_ids = {content: twin.token_to_id(name) for content, name in names.items()}
+        return twin, names, {own: self._ids[content] for content, own in twin_ids.items() if own is not None}
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return [text for item in items for text in _texts(item)]
