@@ -13,6 +13,7 @@ import pytest
 from paceline.serve.app import create_app
 from paceline.serve.config import ServerConfig
 from paceline.serve.server import GracefulServer, server_options
+from paceline.serve.service import Service
 from tests.serve import fake
 
 
@@ -22,6 +23,7 @@ class Running:
 
     backend: fake.FakeBackend
     server: GracefulServer
+    service: Service
     thread: threading.Thread
     port: int
 
@@ -47,7 +49,7 @@ def running(backend: fake.FakeBackend, **options: object) -> Iterator[Running]:
     server = GracefulServer(server_options(app, config), app.state.service)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
-    handle = Running(backend, server, thread, listener.getsockname()[1])
+    handle = Running(backend, server, app.state.service, thread, listener.getsockname()[1])
     wait_until(lambda: server.started)
     try:
         yield handle
