@@ -37,7 +37,7 @@ INSTALL = $(PIP) install "$$(grep ^torch== constraints.txt)" && $(PIP) install -
 
 $(VENV)/.installed: $(SOURCES) | $(VENV)/bin/pip
 	@echo "paceline: installing (a few minutes the first time)"
-	@$(INSTALL) .
+	@$(INSTALL) ".[serve,plot]"
 	@touch $@
 
 $(VENV)/.dev: $(SOURCES) | $(VENV)/bin/pip
