@@ -2,13 +2,19 @@
 
     python benchmarks/hostile.py [--seconds 600] [--streams 16] [--attack NAME ...] [--json FILE]
 
-Friendly clients read greedy and seeded answers, back to back. Attacks (hostile_attacks.py) take turns beside them,
-with quiet slices in between. Every friendly text must be the one that the quiet server gave before. The gap between two
-events of a stream counts for the attack under way when the later one came; a slice ends only once every friendly
-stream was heard again. `added` is the longest gap under an attack less the longest one of the quiet slices. `health` is
-the longest of the `/health` calls that come every 50 ms. `stall` is the longest time that the measuring process itself
-was late: a gap no longer than that may be its own. `others` is the share of the CPU that other programs took.
-A server that died is said so, started again, and the run goes on.
+Friendly clients read greedy and seeded answers, back to back. Attacks (hostile_attacks.py) take turns beside them, with
+quiet slices in between. Every friendly text must be the one that the quiet server gave before. A gap between two events
+of a stream counts for the attack under way when the later one came; a slice ends only once every friendly stream was
+heard again. A server that died is started again, and the run goes on.
+
+| column         | meaning                                                                                     |
+|----------------|---------------------------------------------------------------------------------------------|
+| p50 .. longest | gaps between two events of a friendly stream                                                |
+| added, over    | longest gap less the longest quiet one (`before`, `none`); gaps more than 50 ms above it    |
+| first, health  | longest wait for a first event, and for `/health`, asked every 50 ms on a new connection    |
+| stall, others  | how late the measuring process was at worst; share of the CPU that other programs took      |
+| right, bad     | friendly answers; the bad ones were wrong or lost                                           |
+| MiB, peak      | what the memory of the server grew by, and its highest                                      |
 
 Prints a table, then one JSON line. The exit code is 1 where a target was missed.
 """
@@ -108,7 +114,7 @@ class Server:
         return self._process.poll() is not None
 
     def memory_mib(self) -> tuple[float, float]:
-        """Resident now, and at its highest."""
+        """Resident now, and at its highest since `forget_peak`."""
         fields: dict[str, float] = {}
         with contextlib.suppress(OSError):
             for row in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
@@ -116,6 +122,10 @@ class Server:
                 if value.endswith(" kB"):
                     fields[name] = int(value.split()[0]) / 1024
         return fields.get("VmRSS", 0.0), fields.get("VmHWM", 0.0)
+
+    def forget_peak(self) -> None:
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{self.pid}/clear_refs").write_text("5")
 
     async def stop(self, how: int = signal.SIGTERM) -> int:
         if not self.exited:
@@ -196,7 +206,7 @@ class Trial:
         self.answers: dict[str, Counter[str]] = defaultdict(Counter)  # that attackers got
         self.samples: dict[str, list[str]] = defaultdict(list)  # of 5xx
         self.memory: list[tuple[float, float]] = []  # (time, MiB) since the last start of the server
-        self.rss_mib: dict[str, list[tuple[float, float]]] = defaultdict(list)  # before and after each slice
+        self.rss_mib: dict[str, list[tuple[float, float, float]]] = defaultdict(list)  # each slice: before, after, peak
         self.deaths: list[dict[str, Any]] = []
         self.others: dict[str, list[float]] = defaultdict(list)  # share of the CPU that other processes took
         self.held: dict[str, Any] = {}
@@ -210,10 +220,11 @@ class Trial:
         try:
             requests = friendly_requests()
             note("reference answers of the quiet server")
-            truths = [(await stream(self.server.port, request, key=FRIEND_KEY)).text for request in requests]
+            truths = [await stream(self.server.port, request, key=FRIEND_KEY) for request in requests]
+            assert all(truth.ended == "length" for truth in truths), [truth.ended for truth in truths]
             await self.attackers.start(self.server.port, names)
             self.slices.begin(WARM_UP)
-            known = list(zip(requests, truths, strict=True))
+            known = [(request, truth.text) for request, truth in zip(requests, truths, strict=True)]
             async with asyncio.TaskGroup() as group:
                 friends = [group.create_task(self.friend(number, known)) for number in range(self.args.streams)]
                 watchers = [group.create_task(task) for task in (self.probe(), self.heartbeat(), self.watch_memory())]
@@ -221,9 +232,10 @@ class Trial:
                 await self.turn(BEFORE, min(30.0, self.args.seconds / 20))
                 await self.take_turns(order, slice_s)
                 self.over = True  # what was begun is read to its end: no answer goes unchecked
-                await asyncio.wait(friends)
-                for watcher in watchers:
-                    watcher.cancel()
+                _, hanging = await asyncio.wait(friends, timeout=SETTLE_LIMIT_S)
+                self.outcomes[QUIET]["lost: never ended"] += len(hanging)
+                for task in (*hanging, *watchers):
+                    task.cancel()
             await self.attackers.stop()
             return self.result(order, slice_s, await self.server.stop())
         finally:
@@ -239,6 +251,7 @@ class Trial:
 
     async def turn(self, name: str, seconds: float) -> None:
         self.slices.begin(name)
+        self.server.forget_peak()
         before_mib, cpu = self.server.memory_mib()[0], self.cpu_ticks()
         if name in ATTACKS:
             told = await self.attackers.attack(name, seconds)
@@ -249,7 +262,7 @@ class Trial:
             await asyncio.sleep(seconds)
         if await self.settle(name):
             self.others[name].append(others_share(cpu, self.cpu_ticks()))
-            self.rss_mib[name].append((before_mib, self.server.memory_mib()[0]))
+            self.rss_mib[name].append((before_mib, *self.server.memory_mib()))
 
     def cpu_ticks(self) -> tuple[int, int, int]:
         """Of all cores, of those at work, and of our three processes."""
@@ -299,13 +312,14 @@ class Trial:
             except (OSError, IndexError, ValueError) as error:
                 await self.lose(type(error).__name__)
                 continue
+            times_s = answer.event_s[:-2] if answer.ended == "length" else answer.event_s  # without usage and end mark
+            if times_s:
+                self.slices.add("first", times_s[0], times_s[0] - begin_s)
+            for earlier_s, later_s in itertools.pairwise(times_s):
+                self.slices.add("gap", later_s, later_s - earlier_s)
             if answer.ended != "length":
                 await self.lose(f"{answer.status} {answer.ended}")
                 continue
-            times_s = answer.event_s[:-2]  # the last two are the usage and the end mark
-            self.slices.add("first", times_s[0], times_s[0] - begin_s)
-            for earlier_s, later_s in itertools.pairwise(times_s):
-                self.slices.add("gap", later_s, later_s - earlier_s)
             right = answer.text == truth
             self.outcomes[self.slices.at(time.perf_counter())]["right" if right else "wrong"] += 1
             if not right:
@@ -345,6 +359,7 @@ class Trial:
         quiet_s = max(kinds["gap"].get(BEFORE, []) + kinds["gap"].get(QUIET, []), default=0.0)
         rows = {name: self.row(name, kinds, quiet_s) for name in dict.fromkeys((BEFORE, *order))}
         outcomes = sum(self.outcomes.values(), Counter())
+        peak_mib = max((peak for slices in self.rss_mib.values() for *_, peak in slices), default=0.0)
         seen = [mib for _, mib in self.memory] or [0.0]
         half_s = (self.memory[-1][0] - self.memory[0][0]) / 2 if self.memory else 0.0
         settled_s = min(MEMORY_SETTLED_S, half_s)
@@ -360,21 +375,21 @@ class Trial:
             "deaths": self.deaths,
             "exit_code": exit_code,
             "held": self.held,
-            "rss_mib": {"first": seen[0], "settled": begin_mib, "end": end_mib, "highest": max(seen)},
+            "rss_mib": {"first": seen[0], "settled": begin_mib, "end": end_mib, "peak": peak_mib},
             "rss_growth": end_mib / max(begin_mib, 1.0) - 1,
         }
 
     def row(self, name: str, kinds: dict[str, dict[str, list[float]]], quiet_s: float) -> dict[str, Any]:
         measured = kinds["gap"].get(name, [])
-        gaps = measured or [float("nan")]
+        longest_s = measured[-1] if measured else None
         others = self.others[name]
         return {
             "kind": ATTACKS[name].kind if name in ATTACKS else "",
             "gaps": len(measured),
             "others_cpu": sum(others) / max(1, len(others)),
-            "gap_s": {label: gaps[int(share * (len(gaps) - 1))] for label, share in SHARES.items()},
-            "added_gap_s": gaps[-1] - quiet_s,
-            "over": sum(gap > quiet_s + MAX_ADDED_GAP_S for gap in gaps),
+            "gap_s": {label: measured[int(share * (len(measured) - 1))] for label, share in SHARES.items() if measured},
+            "added_gap_s": None if longest_s is None else longest_s - quiet_s,
+            "over": sum(gap > quiet_s + MAX_ADDED_GAP_S for gap in measured),
             **{f"{kind}_s": max(kinds[kind].get(name) or [0.0]) for kind in ("first", "health", "stall")},
             "friends": dict(self.outcomes[name]),
             "answers": dict(self.answers[name]),
@@ -394,23 +409,33 @@ def note(text: str) -> None:
     print(f"{text} ...", file=sys.stderr, flush=True)
 
 
+def ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.0f}"
+
+
 def report(result: dict[str, Any]) -> bool:
     """The table; True where every target was met."""
-    columns = ("gaps", *SHARES, "added", "over", "first", "health", "stall", "others", "right", "bad", "MiB")
+    columns = ("gaps", *SHARES, "added", "over", "first", "health", "stall", "others", "right", "bad", "MiB", "peak")
     print(f"{'attack (times in ms)':<23} {'kind':<5} {' '.join(f'{title:>7}' for title in columns)}  answers")
     for name, row in result["attacks"].items():
         gaps_s, friends = row["gap_s"], Counter(row["friends"])
-        grown = sum(after - before for before, after in row["rss_mib"])
-        cells = [row["gaps"], *(f"{1000 * gaps_s[label]:.0f}" for label in SHARES)]
-        cells += [f"{1000 * row['added_gap_s']:+.0f}", row["over"]]
-        cells += [f"{1000 * row[f'{kind}_s']:.0f}" for kind in ("first", "health", "stall")]
-        cells += [f"{row['others_cpu']:.0%}", friends["right"], friends.total() - friends["right"], f"{grown:+.0f}"]
+        grown = sum(after - before for before, after, _ in row["rss_mib"])
+        peak = max((peak for *_, peak in row["rss_mib"]), default=0.0)
+        cells = [row["gaps"], *(ms(gaps_s.get(label)) for label in SHARES), ms(row["added_gap_s"]), row["over"]]
+        cells += [ms(row[f"{kind}_s"]) for kind in ("first", "health", "stall")]
+        cells += [
+            f"{row['others_cpu']:.0%}",
+            friends["right"],
+            friends.total() - friends["right"],
+            f"{grown:+.0f}",
+            f"{peak:.0f}",
+        ]
         answers = ", ".join(f"{count} x {status}" for status, count in row["answers"].items())
         print(f"{name:<23} {row['kind']:<5} {' '.join(f'{cell:>7}' for cell in cells)}  {answers}")
         for sample in row["samples_5xx"][:1]:
             print(f"    5xx: {sample}")
     rows = {name: row for name, row in result["attacks"].items() if name in ATTACKS}
-    slow = [name for name, row in rows.items() if not row["added_gap_s"] <= MAX_ADDED_GAP_S]  # or not measured
+    slow = [name for name, row in rows.items() if row["gaps"] == 0 or row["added_gap_s"] > MAX_ADDED_GAP_S]
     unhealthy = [name for name, row in rows.items() if row["health_s"] > MAX_HEALTH_S]
     failing = {name: row["num_5xx"] for name, row in rows.items() if row["num_5xx"]}
     memory, held, deaths = result["rss_mib"], result["held"], result["deaths"]
