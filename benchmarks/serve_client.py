@@ -1,4 +1,4 @@
-"""A client for `benchmarks/serve.py` that costs next to nothing: it shares its cores with the server it measures.
+"""A client for `serve.py` and `hostile.py` that costs next to nothing: it shares its cores with the server it measures.
 
 Lines of a stream are kept as they come, with their times, and parsed once the stream is over.
 """
@@ -40,7 +40,7 @@ class Answer:
             if "error" in event:
                 self.ended = event["error"]["code"]
             for choice in event.get("choices", ()):
-                self.text += choice["text"]
+                self.text += choice["text"] if "text" in choice else choice["delta"].get("content") or ""
                 self.ended = choice["finish_reason"] or self.ended
             if event.get("usage"):
                 self.num_tokens = event["usage"]["completion_tokens"]
@@ -50,11 +50,19 @@ class Answer:
 
 
 async def stream(
-    port: int, body: dict[str, Any], *, hang_up_after: int | None = None, pause_s: float = 0.0, first: Any = None
+    port: int,
+    body: dict[str, Any],
+    *,
+    hang_up_after: int | None = None,
+    pause_s: float = 0.0,
+    first: Any = None,
+    key: str = "",
 ) -> Answer:
-    """One streamed completion. `hang_up_after` events the connection is closed; `pause_s` makes a slow reader."""
+    """One streamed answer, a chat where the body has messages. `hang_up_after` events the connection is closed;
+    `pause_s` makes a slow reader; `first` is set at each event."""
     options = {"stream": True, "stream_options": {"include_usage": True}}
-    reader, writer = await _post(port, json.dumps(body | options).encode())
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    reader, writer = await _post(port, json.dumps(body | options).encode(), path, key)
     answer = Answer(time.perf_counter())
     try:
         answer.status = int((await reader.readline()).split()[1])
@@ -91,11 +99,14 @@ async def refused(port: int, raw: bytes) -> int:
         writer.close()
 
 
-async def _post(port: int, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _post(
+    port: int, data: bytes, path: str = "/v1/completions", key: str = ""
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    authorization = f"Authorization: Bearer {key}\r\n" if key else ""
     head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-        f"Connection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        f"{authorization}Connection: close\r\nContent-Length: {len(data)}\r\n\r\n"
     )
     writer.write(head.encode() + data)
     return reader, writer
