@@ -57,6 +57,7 @@ class LLM:
         num_kv_blocks: int | None = None,
         kv_cache_memory_bytes: int | None = None,
         enable_prefix_caching: bool = True,
+        max_token_delay_s: float | None = None,
         seed: int | None = None,
     ) -> None:
         engine_config = EngineConfig(
@@ -67,6 +68,7 @@ class LLM:
             num_kv_blocks=num_kv_blocks,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             enable_prefix_caching=enable_prefix_caching,
+            max_token_delay_s=max_token_delay_s,
         )
         self.engine: Engine = build_engine(
             model,

@@ -118,6 +118,7 @@ def toy_core(
     max_num_batched_tokens: int = 64,
     prefix_caching: bool = True,
     sharpness: float = 3.0,
+    max_token_delay_s: float | None = None,
 ) -> EngineCore:
     decoder = ToyDecoder(sharpness)
     kv_cache = allocate_kv(decoder.config, num_blocks * block_size, decoder.dtype, decoder.device)
@@ -137,7 +138,7 @@ def toy_core(
         ToyTokenizer(),
         kv_cache,
         block_size,
-        SchedulerConfig(max_num_seqs, max_num_batched_tokens),
+        SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_token_delay_s),
         speculator,
         make_verifier("sample_match"),
         prefix_caching,

@@ -48,6 +48,13 @@ def expand_arguments(arguments: Sequence[str]) -> list[str]:
 def _add_engine(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--max-num-seqs", type=int, default=64, help="sequences that run at once")
     group.add_argument("--max-num-batched-tokens", type=int, metavar="ROWS", help="of one pass")
+    group.add_argument(
+        "--max-token-delay",
+        type=float,
+        default=0.03,
+        metavar="SECONDS",
+        help="that one client's prompt or draft may add to a pass in which others wait for a token",
+    )
     group.add_argument("--num-kv-blocks", type=int, metavar="BLOCKS")
     group.add_argument(
         "--prefix-caching",
@@ -126,6 +133,7 @@ def run(args: argparse.Namespace) -> int:
         max_num_batched_tokens=args.max_num_batched_tokens,
         num_kv_blocks=args.num_kv_blocks,
         enable_prefix_caching=args.prefix_caching,
+        max_token_delay_s=args.max_token_delay,
         seed=args.seed,
     )
     gc.collect()

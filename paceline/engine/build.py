@@ -68,7 +68,7 @@ def build_engine(
         text_decoder=loaded.tokenizer,
         kv_cache=kv_cache,
         block_size=config.block_size,
-        scheduler_config=SchedulerConfig(config.max_num_seqs, config.max_num_batched_tokens),
+        scheduler_config=SchedulerConfig(config.max_num_seqs, config.max_num_batched_tokens, config.max_token_delay_s),
         speculator=speculator,
         verifier=_verifier(speculative),
         enable_prefix_caching=config.enable_prefix_caching,

@@ -22,6 +22,7 @@ class EngineConfig:
     num_kv_blocks: int | None = None
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
+    max_token_delay_s: float | None = None  # see engine/scheduler.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class ResolvedConfig:
     block_size: int
     num_kv_blocks: int
     enable_prefix_caching: bool
+    max_token_delay_s: float | None
 
 
 def resolve_config(
@@ -41,6 +43,8 @@ def resolve_config(
         value = getattr(config, name)
         if value is not None and value < 1:
             raise InvalidOptionError(f"{name} must be at least 1, got {value}")
+    if config.max_token_delay_s is not None and not config.max_token_delay_s > 0:
+        raise InvalidOptionError(f"max_token_delay_s must be above 0, or None; got {config.max_token_delay_s}")
     if config.num_kv_blocks is not None and config.kv_cache_memory_bytes is not None:
         raise InvalidOptionError("give num_kv_blocks or kv_cache_memory_bytes, not both")
     if config.max_model_len is not None and config.max_model_len > model.max_position:
@@ -69,7 +73,13 @@ def resolve_config(
             "every running request needs a row"
         )
     return ResolvedConfig(
-        max_model_len, config.max_num_seqs, batched, config.block_size, num_blocks, config.enable_prefix_caching
+        max_model_len,
+        config.max_num_seqs,
+        batched,
+        config.block_size,
+        num_blocks,
+        config.enable_prefix_caching,
+        config.max_token_delay_s,
     )
 
 

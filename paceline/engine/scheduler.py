@@ -4,6 +4,9 @@ There is no prefill phase and no decode phase: every request wants its `num_comp
 `num_tokens_with_spec`. A prompt chunk, a decode step and a tree verification are all "some tokens to compute", taken
 first come, first served from one token budget. When blocks run out, the newest request is preempted: its blocks are
 given back and it is computed again later (its prefix may still be cached by then).
+
+Rows of a prompt or a draft make the pass longer for everybody in it. Where `max_token_delay_s` is set and others are
+decoding, a pass takes only as many of them as that time allows, by the time that rows took so far.
 """
 
 from collections import deque
@@ -18,6 +21,7 @@ from paceline.kv.manager import KVCacheManager
 class SchedulerConfig:
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_token_delay_s: float | None = None  # None: passes may be as long as `max_num_batched_tokens` makes them
 
 
 @dataclass(slots=True)
@@ -49,12 +53,19 @@ class SchedulerOutput:
         return sum(entry.num_rows for entry in self.scheduled)
 
 
+LEAST_ROWS = 16  # of prompts, whatever they take: a prompt must get on; about what a pass of one row costs anyway
+ROW_TIME_WEIGHT = 0.5  # of the newest pass: rows of a long context take longer, so what was just measured counts most
+
+
 class Scheduler:
     def __init__(self, config: SchedulerConfig, kv: KVCacheManager) -> None:
         self.config = config
         self.kv = kv
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of arrival
+        self.row_s: float | None = None  # a row's share of a pass, as measured
+        self._num_decoding = 0  # requests that wait for their next token in this pass
+        self._prompt_rows = 0  # that this pass may still take
         self.num_lookahead_tokens = 0  # slots kept past the last token, for drafters that write KV while drafting
 
     @property
@@ -66,11 +77,27 @@ class Scheduler:
 
     def schedule(self, num_lookahead_tokens: int = 0) -> SchedulerOutput:
         self.num_lookahead_tokens = num_lookahead_tokens
+        self._num_decoding = sum(request.num_tokens - request.num_computed_tokens <= 1 for request in self.running)
+        self._prompt_rows = self._rows_in_time() if self._num_decoding else self.config.max_num_batched_tokens
         output = SchedulerOutput()
         budget = self._schedule_running(output, self.config.max_num_batched_tokens)
         if not output.preempted:  # whoever was just preempted must not be overtaken into the room it made
             self._schedule_waiting(output, budget)
         return output
+
+    def note_pass(self, num_rows: int, seconds: float) -> None:
+        """How long a pass took; small ones say little about a row's share."""
+        if self.row_s is None:
+            self.row_s = seconds / num_rows
+        elif num_rows >= LEAST_ROWS:
+            self.row_s += ROW_TIME_WEIGHT * (seconds / num_rows - self.row_s)
+
+    def _rows_in_time(self) -> int:
+        """How many rows beyond one for each decoding request a pass may take."""
+        limit_s, everything = self.config.max_token_delay_s, self.config.max_num_batched_tokens
+        if limit_s is None or self.row_s is None:
+            return everything
+        return min(everything, max(LEAST_ROWS, int(limit_s / self.row_s)))
 
     def finish(self, request: Request) -> None:
         """Take a request out, wherever it is, and give its blocks back."""
@@ -95,6 +122,9 @@ class Scheduler:
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
+            if self._is_prompt(request) and self._prompt_rows <= 0:
+                index += 1
+                continue
             owed = len(self.running) - index - 1  # one row for each request behind this one, before any draft
             entry = self._entry(request, budget, owed)
             while not self._reserve(entry):
@@ -102,13 +132,13 @@ class Scheduler:
                 self._preempt(victim, output)
                 if victim is request:
                     return budget
-            output.scheduled.append(entry)
+            self._schedule_entry(output, entry)
             budget -= entry.num_rows
             index += 1
         return budget
 
     def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
-        while self.waiting and budget > 0 and len(self.running) < self.config.max_num_seqs:
+        while self.waiting and budget > 0 and self._prompt_rows > 0 and len(self.running) < self.config.max_num_seqs:
             request = self.waiting[0]
             request.num_computed_tokens = self.kv.reuse_prefix(request)
             entry = self._entry(request, budget, owed=0)
@@ -121,15 +151,28 @@ class Scheduler:
                 request.num_cached_tokens = request.num_computed_tokens
             request.status = RequestStatus.RUNNING
             self.running.append(request)
-            output.scheduled.append(entry)
+            self._schedule_entry(output, entry)
             budget -= entry.num_rows
+
+    @staticmethod
+    def _is_prompt(request: Request) -> bool:
+        """More than its last token has no KV yet."""
+        return request.num_tokens - request.num_computed_tokens > 1
+
+    def _schedule_entry(self, output: SchedulerOutput, entry: ScheduledRequest) -> None:
+        output.scheduled.append(entry)
+        if entry.num_committed > 1:
+            self._prompt_rows -= entry.num_committed
 
     def _entry(self, request: Request, budget: int, owed: int) -> ScheduledRequest:
         start = request.num_computed_tokens
-        num_committed = min(request.num_tokens - start, budget)
+        missing = request.num_tokens - start
+        num_committed = min(missing, budget) if missing <= 1 else min(missing, budget, self._prompt_rows)
         entry = ScheduledRequest(request, start, num_committed)
         if entry.reaches_end and request.draft:
             room = max(0, budget - owed - num_committed)
+            if self._num_decoding > 1:
+                room = min(room, self._rows_in_time())
             entry.draft = request.draft.up_to_depth(request.max_draft_depth).first(room)
         return entry
 

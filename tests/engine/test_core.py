@@ -232,3 +232,54 @@ def test_random_traffic_keeps_every_block_accounted_for(data: st.DataObject) -> 
     assert core.kv.pool.num_free == core.kv.pool.num_blocks
     for which, request in alive.values():
         assert request.output_token_ids == truth[which]
+
+
+def longest_pass(limit_s: float | None, row_s: float, prompt_len: int = 200) -> tuple[int, list[int], list[int]]:
+    """(rows of the longest pass while somebody decodes, and both outputs) where rows take `row_s` each."""
+    core = toy_core(max_num_batched_tokens=256, num_blocks=64, max_token_delay_s=limit_s)
+    core.scheduler.note_pass(32, 32 * row_s)
+    core.scheduler.note_pass = lambda num_rows, seconds: None  # type: ignore[method-assign]
+    friend = core.add_request(toy_request("friend", [1, 2, 3], seed=1, max_tokens=30, ignore_eos=True)).request
+    core.step()
+    rng = np.random.default_rng(0)
+    other = core.add_request(toy_request("long", rng.integers(0, VOCAB - 1, prompt_len).tolist(), seed=2)).request
+    longest = 0
+    while core.has_requests:
+        plan_before = friend.finished
+        core.step()
+        core.check_integrity()
+        if not plan_before:
+            longest = max(longest, core.runner.model.seen[-1].num_rows)  # type: ignore[attr-defined]
+    return longest, friend.output_token_ids, other.output_token_ids
+
+
+def test_a_prompt_lengthens_a_pass_by_no_more_than_the_limit() -> None:
+    free, friend, other = longest_pass(None, 0.001)
+    assert free > 150
+    limited, same_friend, same_other = longest_pass(0.03, 0.001)
+    assert limited == 31 and (same_friend, same_other) == (friend, other)
+    assert longest_pass(0.03, 1.0)[0] == 17  # slow rows: a prompt gets on all the same
+    assert longest_pass(0.03, 1e-9)[0] == free
+
+
+def test_a_prompt_alone_is_read_in_whole_passes() -> None:
+    core = toy_core(max_num_batched_tokens=256, num_blocks=64, max_token_delay_s=0.001)
+    core.scheduler.note_pass(32, 3.2)
+    core.add_request(toy_request("long", [1, 2, 3] * 66, seed=2, max_tokens=2))
+    core.step()
+    assert core.runner.model.seen[-1].num_rows == 198  # type: ignore[attr-defined]
+
+
+def test_a_draft_lengthens_a_pass_by_no_more_than_the_limit() -> None:
+    truth = plain(2, max_tokens=40, ignore_eos=True)
+    config = oracle(truth, 1.0, "chain") | {"num_speculative_tokens": 30, "node_budget": 30}
+    core = toy_core(config, max_token_delay_s=0.02)
+    core.scheduler.note_pass(32, 0.032)
+    core.scheduler.note_pass = lambda num_rows, seconds: None  # type: ignore[method-assign]
+    states = [core.add_request(request).request for request in requests(2, max_tokens=40, ignore_eos=True)]
+    rows = []
+    while core.has_requests:
+        core.step()
+        rows.append(core.runner.model.seen[-1].num_rows)  # type: ignore[attr-defined]
+    assert max(rows[1:]) == 2 * (1 + 20)
+    assert [request.output_token_ids for request in states] == truth
