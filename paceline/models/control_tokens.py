@@ -12,11 +12,19 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
 PRIVATE_USE = range(0xE000, 0xF8FF)  # characters that mean nothing; one that the messages do not use is the mark
+
+
+class Twin(NamedTuple):
+    """The tokenizer with its control tokens renamed."""
+
+    backend: tokenizers.Tokenizer
+    names: dict[str, str]  # of control tokens, by their spelling
+    real_ids: dict[int, int]  # the twin's ids of control tokens -> the tokenizer's
 
 
 class ControlTokens:
@@ -26,7 +34,7 @@ class ControlTokens:
         self._ids = {token.content: token_id for token_id, token in added.items() if token.special and token.content}
         longest_first = sorted(self._ids, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-        self._twin: tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]] | None = None
+        self._twin: Twin | None = None
 
     def found_in(self, messages: Sequence[Any]) -> bool:
         pattern = self._pattern
@@ -40,12 +48,16 @@ class ControlTokens:
 
     def encode(self, text: str, mark: str) -> list[int]:
         """A rendered chat: control tokens where they stand unmarked, text everywhere else."""
-        if self._twin is None:
-            self._twin = self._make_twin()
-        backend, names, real_ids = self._twin
+        backend, names, real_ids = self.make_ready()
         assert self._pattern is not None
         named = self._pattern.sub(lambda found: names[found[0]], text).replace(mark, "")
         return [real_ids.get(token, token) for token in backend.encode(named, add_special_tokens=False).ids]
+
+    def make_ready(self) -> "Twin":
+        """Make the twin now: it takes a good part of a second, in which a server would answer nobody."""
+        if self._twin is None:
+            self._twin = self._make_twin()
+        return self._twin
 
     def _marked(self, value: Any, mark: str) -> Any:
         if isinstance(value, str):
@@ -57,8 +69,7 @@ class ControlTokens:
             return [self._marked(item, mark) for item in value]
         return value
 
-    def _make_twin(self) -> tuple[tokenizers.Tokenizer, dict[str, str], dict[int, int]]:
-        """The tokenizer with its control tokens renamed, their names, and its ids for them -> the real ones."""
+    def _make_twin(self) -> "Twin":
         secret = secrets.token_hex(8)
         names = {content: f"<{secret}:{content}>" for content in self._ids}
         state = json.loads(self._backend.to_str())
@@ -67,7 +78,7 @@ class ControlTokens:
         state["post_processor"] = None  # adds nothing here, and may name tokens that are renamed
         twin = tokenizers.Tokenizer.from_str(json.dumps(state))
         twin_ids = {content: twin.token_to_id(name) for content, name in names.items()}
-        return twin, names, {own: self._ids[content] for content, own in twin_ids.items() if own is not None}
+        return Twin(twin, names, {own: self._ids[content] for content, own in twin_ids.items() if own is not None})
 
 
 def _texts(value: Any) -> list[str]:

@@ -36,7 +36,7 @@ class Tokenizer:
         self.bos_token_id: int | None = None if bos is None else backend.token_to_id(bos)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
         self._chat_template = None if chat_template is None else ChatTemplate(chat_template, special_tokens)
-        self._control_tokens = ControlTokens(backend)
+        self.control_tokens = ControlTokens(backend)
         self._token_texts: dict[int, str] = {}
 
     @classmethod
@@ -124,11 +124,11 @@ class Tokenizer:
         """The chat as token ids. The template alone writes special tokens: none are added, none come from messages."""
         options: dict[str, Any] = {"tools": tools, "template_options": template_options}
         plain = plain_messages(messages)  # parts are joined first: two of them must not spell a token together
-        if not self._control_tokens.found_in(plain):
+        if not self.control_tokens.found_in(plain):
             text = self.apply_chat_template(plain, add_generation_prompt, **options)
             return self.encode(text, add_special_tokens=False)
-        marked, mark = self._control_tokens.mark(plain)
-        return self._control_tokens.encode(self.apply_chat_template(marked, add_generation_prompt, **options), mark)
+        marked, mark = self.control_tokens.mark(plain)
+        return self.control_tokens.encode(self.apply_chat_template(marked, add_generation_prompt, **options), mark)
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:

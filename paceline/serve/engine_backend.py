@@ -24,6 +24,7 @@ class EngineBackend:
         self.methods = tuple(methods)
         self._methods: dict[str, str] = {}  # request id -> who drafts for it
         self.tokenizer = llm.get_tokenizer()
+        self.tokenizer.control_tokens.make_ready()
 
     def generate(
         self, token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str
