@@ -1,6 +1,7 @@
 """The server's small parts by themselves: metrics text, time saved, tickets, deltas, and what the docs promise."""
 
 import asyncio
+import dataclasses
 import json
 import re
 import shutil
@@ -10,9 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from paceline.cli.serve import LIMITS
 from paceline.core.outputs import CompletionOutput, RequestMetrics
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.serve.backend import PassRecord, StepRecord
+from paceline.serve.config import ServerConfig
 from paceline.serve.deltas import Cursor
 from paceline.serve.errors import ApiError
 from paceline.serve.figures import acceptance_histogram
@@ -207,3 +210,17 @@ def test_metrics_of_a_request_without_times_are_taken_in() -> None:
     metrics.finish(RequestMetrics(3, 1, 1, 1, 0, 0, 0, [], queue_s=None, ttft_s=None, tpot_s=None, e2e_s=None))
     assert metrics.cached_tokens.total() == 1
     assert "paceline:e2e_request_latency_seconds_count 0" in render([metrics.e2e.family()])
+
+
+def test_the_docs_name_every_limit_with_its_default() -> None:
+    text = (DOCS / "server.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    shown = {32 << 10: "32 KiB", 1 << 20: "1 MiB", 50_000: "50,000", None: "the context"}
+    defaults = {field.name: field.default for field in dataclasses.fields(ServerConfig)}
+    for option, (field, _, _) in LIMITS.items():
+        if option == "--drain-timeout":
+            assert "`--drain-timeout` seconds (30)" in text
+            continue
+        (row,) = [row for row in rows if f"`{option}`" in row or f"`{option}:" in row]
+        default = defaults[field]
+        assert shown.get(default, f"{default:g}" if default is not None else "") in row.split("|")[2], option
