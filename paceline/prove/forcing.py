@@ -15,7 +15,7 @@ from paceline.ops.sampling import NodeRow, row_noisy_scores
 from paceline.prove.check import Check
 from paceline.prove.equality import EngineCase
 from paceline.prove.passes import Part, Passes
-from paceline.prove.rounding import allowed_gap
+from paceline.prove.rounding import allowed_gap, allowed_noisy_gap
 from paceline.prove.workload import GREEDY, Workload, is_greedy, is_truncated
 
 
@@ -54,7 +54,7 @@ def check_seeded_forcing(workload: Workload, case: EngineCase, answers: Sequence
             gaps.append(float(scores.max() - scores[token]))
     seconds = time.perf_counter() - begin_s
     return (
-        _check(f"{case.label}, {workload.max_tokens} tokens, seeded", gaps, allowed_gap(decoder), seconds)
+        _check(f"{case.label}, {workload.max_tokens} tokens, seeded", gaps, allowed_noisy_gap(decoder), seconds)
         if gaps
         else None
     )
