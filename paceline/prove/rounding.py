@@ -7,9 +7,9 @@ from paceline.core.forward import Decoder
 # How far below the best a token may be, in log-probability, where passes of different shapes round differently.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.5}
 
-# The largest difference over a whole vocabulary is larger than that of two tokens near the top. A choice: SmolLM2-135M on
-# PyTorch's CPU kernels came to 1.4e-4 in float32 and 0.84 in bfloat16, so half as much would be near to calling rounding
-# broken in bfloat16; twice as much would let more pass that teacher forcing would then have to find.
+# The largest difference over a whole vocabulary is larger than that of two tokens near the top. A choice: SmolLM2-135M
+# on PyTorch's CPU kernels came to 1.4e-4 in float32 and 0.84 in bfloat16, so half as much would be near to calling
+# rounding broken in bfloat16; twice as much would let more pass that teacher forcing would then have to find.
 OVER_A_VOCABULARY = 4.0
 
 # A GPU adds the noise of a draw in float32, the host in float64: scores of about 20 round by 2e-6.

@@ -10,8 +10,11 @@ from paceline.cli.main import main
 from paceline.models.loader import LoadedModel
 from paceline.ops import native
 from paceline.prove import plan as plan_module
+from paceline.prove.equality import EngineCase
+from paceline.prove.forcing import check_seeded_forcing
 from paceline.prove.plan import QUICK, run_plan
 from paceline.prove.verdict import BITS, BROKEN, ROUNDING, make_verdict
+from paceline.prove.workload import make_workload
 from tests.prove.planted import Fault, model_with, rounds_by, wrong_from
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.unavailable_reason()))
@@ -73,6 +76,20 @@ def test_a_fault_after_forty_tokens_is_found_in_answers_and_plain_batching_is_bl
     assert plain and plain[0].figures["first_difference"] >= 40
     assert not any("12 tokens" in check.case for check in failed)  # what was looked at before finds nothing
     assert make_verdict(checks, promised=True, allow_rounding=True).proved == BROKEN
+
+
+@pytest.mark.parametrize("claims", [True, False])
+def test_forcing_tells_a_wrong_seeded_token_from_the_winner_of_its_race(claims: bool) -> None:
+    model = model_with(lambda logits, positions: logits, claims=claims)
+    workload = make_workload(model, 2, ["T=1", "penalties", "T=0.7 top_p"], 8, ignore_eos=True)
+    workload.find_truth()
+    case = EngineCase("plain", None, 1)
+    right = check_seeded_forcing(workload, case, workload.truth)
+    assert right is not None and right.passed and right.figures["num_tokens"] == 2 * 2 * 8  # not under top_p
+    wrong = [[*answer[:-1], (answer[-1] + 2) % 96] for answer in workload.truth]
+    found = check_seeded_forcing(workload, case, wrong)
+    assert found is not None and not found.passed and not found.explained_by_rounding
+    assert found.figures["num_off"] == 4
 
 
 def test_the_bits_of_rows_show_what_no_answer_does() -> None:
