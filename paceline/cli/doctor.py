@@ -128,6 +128,7 @@ def pass_costs(model: "LoadedModel", kernels: dict[str, Any], context: int, repe
     return {
         "name": model.name,
         "execution": model.execution,
+        "batch_invariant": decoder.batch_invariant,
         "context": context,
         "weight_bytes": weight_bytes,
         "limit_s": limit,
@@ -203,6 +204,10 @@ def _print(report: dict[str, Any]) -> None:
     if model is None:
         return
     console.print(f"model     {model['name']}: {model['execution']}")
+    if model["batch_invariant"]:
+        console.print("bits      promised: a request has the same answer in any batch, with or without speculation")
+    else:
+        console.print("[yellow]bits      not promised: an answer may change with its batch; see --batch-invariant[/]")
     if model["limit_s"]:
         megabytes, limit = model["weight_bytes"] / 1e6, model["limit_s"] * 1e3
         console.print(f"limit     {megabytes:.0f} MB of weights per pass take {limit:.2f} ms at that bandwidth")

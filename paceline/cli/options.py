@@ -29,6 +29,13 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="auto computes on a GGUF file's own blocks where it can (default: %(default)s)",
     )
     group.add_argument("--kernels", default="auto", choices=["auto", "native", "torch"], help="on a CPU")
+    group.add_argument(
+        "--batch-invariant",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="kernels that give a request the same bits in any batch (default: where they are fast: the native CPU "
+        "kernels, always, and Triton on CUDA; --no-batch-invariant runs PyTorch's own kernels on CUDA)",
+    )
     group.add_argument("--num-threads", type=int, metavar="N", help="default: one per core")
     group.add_argument("--max-model-len", type=int, metavar="TOKENS", help="longest prompt and answer together")
 
@@ -70,7 +77,7 @@ def speculative_config(args: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def model_options(args: argparse.Namespace) -> dict[str, Any]:
-    names = ("dtype", "device", "kernels", "num_threads", "max_model_len")
+    names = ("dtype", "device", "kernels", "batch_invariant", "num_threads", "max_model_len")
     quantization = None if args.quantization == "none" else args.quantization
     return {name: getattr(args, name) for name in names} | {"quantization": quantization}
 

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
 
     from paceline.prove.check import Check
     from paceline.prove.plan import Plan
+    from paceline.prove.verdict import Verdict
+
+NUMBERS = {  # option -> field of the plan
+    "prompts": "num_prompts",
+    "max_tokens": "max_tokens",
+    "long_prompts": "num_long_prompts",
+    "long_tokens": "num_long_tokens",
+    "samples": "num_samples",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--prompts", type=int, metavar="N", help="how many prompts")
     group.add_argument("--max-tokens", type=int, metavar="N", help="tokens of each output")
+    group.add_argument("--long-prompts", type=int, metavar="N", help="how many prompts get long answers, in one batch")
+    group.add_argument("--long-tokens", type=int, metavar="N", help="tokens of each long answer")
     group.add_argument("--samples", type=int, metavar="N", help="samples of each distribution test")
+    parser.add_argument(
+        "--allow-rounding",
+        action="store_true",
+        help="pass where answers differ within rounding, on kernels that are not batch invariant",
+    )
     parser.add_argument("--json", metavar="FILE", dest="json_file", help="write every figure to this file")
 
 
@@ -48,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
     from paceline.models.loader import load_model
     from paceline.prove.plan import check_configs
+    from paceline.prove.verdict import make_verdict
 
     plan = make_plan(args)
     check_configs(plan)
@@ -56,13 +73,16 @@ def run(args: argparse.Namespace) -> int:
     model = load_model(args.model, **{k: v for k, v in model_options(args).items() if k != "max_model_len"})
     checks = _run_checks(plan, model, console, begin_s)
     seconds = time.perf_counter() - begin_s
-    failed = [check for check in checks if not check.passed]
+    verdict = make_verdict(checks, promised=model.decoder.batch_invariant, allow_rounding=args.allow_rounding)
     _print_table(console, checks)
-    verdict = f"{len(failed)} of {len(checks)} checks FAILED" if failed else f"all {len(checks)} checks passed"
-    console.print(f"{args.model} ({model.execution}): {verdict} in {seconds:.0f} s", markup=False, highlight=False)
+    failed = sum(not check.passed for check in checks)
+    result = f"{failed} of {len(checks)} checks FAILED" if failed else f"all {len(checks)} checks passed"
+    _print_line(console, f"{args.model} ({model.execution}): {result} in {seconds:.0f} s")
+    state = "proved" if verdict.passed else "FAILED"
+    _print_line(console, f"{state}: {verdict.proved}. {verdict.explanation}")
     if args.json_file:
-        _write_json(args, checks, model.execution, seconds)
-    return 1 if failed else 0
+        _write_json(args, checks, verdict, model.execution, seconds)
+    return 0 if verdict.passed else 1
 
 
 def _run_checks(plan: "Plan", model: Any, console: "Console", begin_s: float) -> "list[Check]":
@@ -82,7 +102,7 @@ def _run_checks(plan: "Plan", model: Any, console: "Console", begin_s: float) ->
         for check in run_plan(plan, model, note):
             checks.append(check)
             if not check.passed:
-                console.print(f"[bold red]FAILED[/] {check.kind}: {check.case}: {check.finding}")
+                console.print(f"{_mark(check)} {check.kind}: {_escaped(check.case)}: {check.finding}")
     return checks
 
 
@@ -113,7 +133,7 @@ def make_plan(args: argparse.Namespace) -> "Plan":
     if args.chunks is not None:
         sizes = [None if text == "whole" else _number(text, "--chunks") for text in args.chunks.split(",")]
         changes["chunks"] = tuple(sizes)
-    for option, field in (("prompts", "num_prompts"), ("max_tokens", "max_tokens"), ("samples", "num_samples")):
+    for option, field in NUMBERS.items():
         if getattr(args, option) is not None:
             changes[field] = _number(str(getattr(args, option)), "--" + option.replace("_", "-"))
     changes["extra"] = tuple(_config(text) for text in args.speculative_config)
@@ -156,12 +176,27 @@ def _print_table(console: "Console", checks: "list[Check]") -> None:
 
     table = Table("", "check", "case", "finding", "s", box=box.SIMPLE)
     for check in checks:
-        mark = "[green]ok[/]" if check.passed else "[bold red]FAILED[/]"
-        table.add_row(mark, check.kind, check.case.replace("[", r"\["), check.finding, f"{check.seconds:.1f}")
+        table.add_row(_mark(check), check.kind, _escaped(check.case), check.finding, f"{check.seconds:.1f}")
     console.print(table)
 
 
-def _write_json(args: argparse.Namespace, checks: "list[Check]", execution: str, seconds: float) -> None:
+def _print_line(console: "Console", line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _mark(check: "Check") -> str:
+    if check.passed:
+        return "[green]ok[/]"
+    return "[yellow]DIFFERS[/]" if check.explained_by_rounding else "[bold red]FAILED[/]"
+
+
+def _escaped(case: str) -> str:
+    return case.replace("[", r"\[")
+
+
+def _write_json(
+    args: argparse.Namespace, checks: "list[Check]", verdict: "Verdict", execution: str, seconds: float
+) -> None:
     import dataclasses
 
     from paceline.bench.provenance import provenance
@@ -172,7 +207,8 @@ def _write_json(args: argparse.Namespace, checks: "list[Check]", execution: str,
         "model": args.model,
         "execution": execution,
         "seconds": seconds,
-        "passed": all(check.passed for check in checks),
+        "passed": verdict.passed,
+        "verdict": dataclasses.asdict(verdict),
         "checks": [dataclasses.asdict(check) for check in checks],
     }
     with open(args.json_file, "w") as file:

@@ -1,4 +1,6 @@
-"""Greedy and seeded output, token for token, against plain decoding."""
+"""Greedy and seeded output, token for token, against plain decoding of one request at a time.
+
+Plain decoding in a batch is a case like any other: where it differs, batching is to blame and not speculation."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,6 +9,7 @@ from typing import Any
 
 from paceline.core.outputs import RequestOutput
 from paceline.prove.check import Check
+from paceline.prove.share import Share
 from paceline.prove.workload import Workload, is_greedy, tokens_of
 
 
@@ -18,6 +21,10 @@ class EngineCase:
     speculative: Mapping[str, Any] | None
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        return (self.speculative or {"method": "none"}).get("method") == "none"
 
     @property
     def promises_seeded_equality(self) -> bool:
@@ -60,31 +67,45 @@ def _compare(
     case: EngineCase,
     kind: str,
     rows: Sequence[int],
-    found: Sequence[Sequence[int]],
+    found: Sequence[list[int]],
     tokens_per_pass: float,
     seconds: float,
 ) -> Check:
-    differing = [i for i in rows if list(found[i]) != workload.truth[i]]
+    differing = {i: first_difference(workload.truth[i], found[i]) for i in rows if found[i] != workload.truth[i]}
     num_tokens = sum(len(workload.truth[i]) for i in rows)
-    finding = f"{len(differing)} of {len(rows)} outputs differ, {num_tokens} tokens, {tokens_per_pass:.2f} per pass"
+    share = Share(len(differing), len(rows))
+    where = f", the first at token {min(differing.values())}" if differing else ""
+    promised = workload.model.decoder.batch_invariant
+    why = "" if promised or not differing else "; not promised: this backend's rounding depends on the batch"
     figures = {
         "num_outputs": len(rows),
         "num_differing": len(differing),
+        "interval": share.interval,
+        "first_difference": min(differing.values(), default=None),
+        "workload": workload.name,
+        "requests_differing": list(differing),
         "num_tokens": num_tokens,
         "tokens_per_pass": tokens_per_pass,
-        "differing": [_describe(workload, i, found[i]) for i in differing[:5]],
+        "plain": case.is_plain,
+        "differing": [_describe(workload, i, found[i]) for i in list(differing)[:5]],
     }
-    passed = not differing
-    if differing and not workload.model.decoder.batch_invariant:
-        # Rows may round differently when they share a pass; then equality is not promised, teacher forcing decides.
-        passed, finding = True, f"{finding}; not promised: this backend's rounding depends on the batch"
-    return Check(kind, case.label, passed, finding, figures, seconds)
+    finding = f"{share} answers differ{where}; {num_tokens} tokens, {tokens_per_pass:.2f} per pass{why}"
+    label = f"{case.label}, {workload.max_tokens} tokens"
+    # Whether rounding explains it is for teacher forcing to say, which looks at every case that differs.
+    rounding = bool(differing) and not promised
+    return Check(kind, label, not differing, finding, figures, seconds, explained_by_rounding=rounding)
+
+
+def first_difference(truth: Sequence[int], found: Sequence[int]) -> int:
+    """The place of the first token that differs; where one is the beginning of the other, its end."""
+    pairs = enumerate(zip(truth, found, strict=False))
+    return next((n for n, (a, b) in pairs if a != b), min(len(truth), len(found)))
 
 
 def _describe(workload: Workload, i: int, found: Sequence[int]) -> dict[str, Any]:
     prompt, setting = workload.cases[i]
     truth = workload.truth[i]
-    agree = next((n for n, (a, b) in enumerate(zip(truth, found, strict=False)) if a != b), min(len(truth), len(found)))
+    agree = first_difference(truth, found)
     return {
         "prompt_token_ids": prompt,
         "setting": setting,

@@ -1,4 +1,7 @@
-"""What to look at: a grid of methods, trees, batch sizes, chunkings and settings, small, usual or large."""
+"""What to look at: small, usual or large.
+
+Two workloads: a grid of methods, trees, batch sizes, chunkings and settings with short answers, and long answers in one
+batch, because a difference of rounding needs tens of tokens to show."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -7,12 +10,13 @@ from typing import Any
 
 from paceline.errors import InvalidOptionError
 from paceline.models.loader import LoadedModel
+from paceline.prove.bits import check_bits
 from paceline.prove.check import Check
 from paceline.prove.distribution import check_distribution
 from paceline.prove.equality import EngineCase, check_equality, run_case
-from paceline.prove.forcing import check_forcing
+from paceline.prove.forcing import check_forcing, check_seeded_forcing
 from paceline.prove.rules import check_rules
-from paceline.prove.workload import GREEDY, SETTINGS, make_workload
+from paceline.prove.workload import GREEDY, LONG_SETTINGS, SETTINGS, Workload, make_workload, tokens_of
 from paceline.spec.config import SpeculativeConfig
 from paceline.spec.proposers import PROPOSERS
 
@@ -32,11 +36,13 @@ class Plan:
     num_worlds: int
     num_samples: int
     rules: tuple[str, ...]  # whose distribution is sampled on the real model
+    num_long_prompts: int  # greedy and seeded, in one batch, against plain decoding alone and in that batch
+    num_long_tokens: int  # of each of their answers: a difference may come late
     extra: tuple[Mapping[str, Any], ...] = ()  # whole speculative_configs of the user's
 
 
 QUICK = Plan(
-    methods=("ngram",),
+    methods=("ngram", "auto"),
     shapes=("chain", (3, 2, 1)),
     batch_sizes=(1, 16),
     chunks=(None,),
@@ -46,6 +52,8 @@ QUICK = Plan(
     num_worlds=12,
     num_samples=240,
     rules=("sample_match", "rejection"),
+    num_long_prompts=8,
+    num_long_tokens=64,
 )
 USUAL = Plan(
     methods=tuple(name for name in PROPOSERS if name not in ("none", "oracle")),
@@ -58,6 +66,8 @@ USUAL = Plan(
     num_worlds=60,
     num_samples=2_000,
     rules=("sample_match", "rejection", "multi_step", "block"),
+    num_long_prompts=24,
+    num_long_tokens=128,
 )
 THOROUGH = Plan(
     methods=USUAL.methods,
@@ -70,20 +80,32 @@ THOROUGH = Plan(
     num_worlds=2_000,
     num_samples=50_000,
     rules=USUAL.rules,
+    num_long_prompts=64,
+    num_long_tokens=256,
 )
 
 
-def engine_cases(plan: Plan) -> Iterator[EngineCase]:
-    configs: list[tuple[str, Mapping[str, Any]]] = []
+def configurations(plan: Plan) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for shape in plan.shapes:
         oracle = {"method": "oracle", "shape": shape, "accuracy": 0.7, "num_speculative_tokens": 6, "node_budget": 24}
-        configs.append((f"oracle {shape if isinstance(shape, str) else list(shape)}", oracle))
-    configs += [(name, example_config(name)) for name in plan.methods]
-    configs += [(str(config.get("method", "draft_model")), config) for config in plan.extra]
-    for name, config in configs:
+        yield f"oracle {shape if isinstance(shape, str) else list(shape)}", oracle
+    yield from ((name, example_config(name)) for name in plan.methods)
+    yield from ((str(config.get("method", "draft_model")), config) for config in plan.extra)
+
+
+def engine_cases(plan: Plan) -> Iterator[EngineCase]:
+    """Short answers, in every way."""
+    for name, config in configurations(plan):
         for batch_size in plan.batch_sizes:
             for chunk in plan.chunks:
                 yield EngineCase(name, config, batch_size, chunk)
+
+
+def long_cases(plan: Plan) -> Iterator[EngineCase]:
+    """Long answers, all in one batch; plainly first, to tell what batching alone changes."""
+    batch_size = min(64, plan.num_long_prompts * len(LONG_SETTINGS))
+    yield EngineCase("plain", None, batch_size)
+    yield from (EngineCase(name, config, batch_size) for name, config in configurations(plan))
 
 
 def example_config(method: str) -> dict[str, Any]:
@@ -113,19 +135,47 @@ def run_plan(plan: Plan, model: LoadedModel, on_case: Callable[[str], None] | No
     note = on_case or (lambda what: None)
     note("enumerating the rules")
     yield from check_rules(plan.num_worlds)
-    note("plain decoding")
+    yield from _check_long_answers(plan, model, note)
+    note("plain decoding, short answers")
     workload = make_workload(model, plan.num_prompts, plan.settings, plan.max_tokens)
     workload.find_truth()
     cases = list(engine_cases(plan))
     last_of_its_name = {case.name: case for case in cases}
     for case in cases:
         note(case.label)
-        outputs, seconds = run_case(workload, case)
-        yield from check_equality(workload, case, outputs, seconds)
-        if case is last_of_its_name[case.name] and GREEDY in plan.settings:
-            yield check_forcing(workload, case, outputs)
+        yield from _check_case(workload, case, always_force=case is last_of_its_name[case.name])
     sampled = [(rule, drafts_for(rule)) for rule in plan.rules]
     sampled += [(json.dumps(config), config) for config in plan.extra]
     for name, config in sampled:
         note(f"sampling with {name}")
         yield check_distribution(workload, name, config, plan.num_samples, FALSE_ALARM / len(sampled))
+
+
+def _check_long_answers(plan: Plan, model: LoadedModel, note: Callable[[str], None]) -> Iterator[Check]:
+    note("plain decoding, long answers, one at a time")
+    workload = make_workload(model, plan.num_long_prompts, LONG_SETTINGS, plan.num_long_tokens, ignore_eos=True)
+    workload.find_truth()
+    note("bits")
+    yield from check_bits(workload)
+    alone = EngineCase("plain", None, 1)
+    yield from _force(workload, alone, workload.truth, {"greedy", "seeded"})
+    for case in long_cases(plan):
+        note(f"{case.label}, {plan.num_long_tokens} tokens")
+        yield from _check_case(workload, case, always_force=False)
+
+
+def _check_case(workload: Workload, case: EngineCase, *, always_force: bool) -> Iterator[Check]:
+    """Equality, and teacher forcing of what differs. What is equal to the truth was forced with it."""
+    outputs, seconds = run_case(workload, case)
+    checks = list(check_equality(workload, case, outputs, seconds))
+    yield from checks
+    kinds = {check.kind for check in checks if not check.passed} | ({"greedy"} if always_force else set())
+    yield from _force(workload, case, tokens_of(outputs), kinds)
+
+
+def _force(workload: Workload, case: EngineCase, answers: list[list[int]], kinds: set[str]) -> Iterator[Check]:
+    if "greedy" in kinds and GREEDY in workload.settings:
+        yield check_forcing(workload, case, answers)
+    if "seeded" in kinds:
+        forced = check_seeded_forcing(workload, case, answers)
+        yield from () if forced is None else (forced,)

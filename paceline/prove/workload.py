@@ -22,6 +22,7 @@ PROMPTS = (
 )
 
 GREEDY = "greedy"
+LONG_SETTINGS = (GREEDY, "T=1")  # of long answers
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     GREEDY: {"temperature": 0.0},
     "T=1": {"temperature": 1.0},
@@ -37,6 +38,11 @@ def is_greedy(name: str) -> bool:
     return bool(SETTINGS[name]["temperature"] == 0.0)
 
 
+def is_truncated(name: str) -> bool:
+    """Tokens are cut off: rounding may decide on which side of the cut one lies."""
+    return not SETTINGS[name].keys().isdisjoint(("top_k", "top_p", "min_p"))
+
+
 @dataclass(slots=True)
 class Workload:
     """Every prompt under every setting, with the tokens that plain decoding gives, one request at a time."""
@@ -46,6 +52,8 @@ class Workload:
     settings: list[str]
     max_tokens: int
     truth: list[list[int]] = field(default_factory=list)
+    name: str = "short answers"
+    ignore_eos: bool = False  # every answer is as long as max_tokens says
 
     @property
     def cases(self) -> list[tuple[list[int], str]]:
@@ -53,7 +61,7 @@ class Workload:
 
     def params(self) -> list[SamplingParams]:
         return [
-            SamplingParams(**SETTINGS[setting], seed=i, max_tokens=self.max_tokens)
+            SamplingParams(**SETTINGS[setting], seed=i, max_tokens=self.max_tokens, ignore_eos=self.ignore_eos)
             for i, (_, setting) in enumerate(self.cases)
         ]
 
@@ -81,6 +89,10 @@ def tokens_of(outputs: Sequence[RequestOutput]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-def make_workload(model: LoadedModel, num_prompts: int, settings: Sequence[str], max_tokens: int) -> Workload:
+def make_workload(
+    model: LoadedModel, num_prompts: int, settings: Sequence[str], max_tokens: int, *, ignore_eos: bool = False
+) -> Workload:
     texts = [PROMPTS[i % len(PROMPTS)] + " and" * (i // len(PROMPTS)) for i in range(num_prompts)]
-    return Workload(model, [model.tokenizer.encode(text) for text in texts], list(settings), max_tokens)
+    prompts = [model.tokenizer.encode(text) for text in texts]
+    name = f"{'long' if ignore_eos else 'short'} answers"
+    return Workload(model, prompts, list(settings), max_tokens, name=name, ignore_eos=ignore_eos)

@@ -50,6 +50,19 @@ def test_pass_costs_are_measured_for_every_width() -> None:
 
 
 @pytest.mark.skipif(not native.available(), reason=str(native.unavailable_reason()))
+@pytest.mark.parametrize(("promised", "line"), [(True, "bits      promised"), (False, "bits      not promised")])
+def test_it_says_whether_bits_are_promised(
+    promised: bool, line: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = toy()
+    monkeypatch.setattr(model.decoder, "batch_invariant", promised)
+    monkeypatch.setattr("paceline.models.loader.load_model", lambda name, **options: model)
+    monkeypatch.setattr(native, "measure_bandwidth", lambda threads: 1e9)
+    assert main(["doctor", "--context", "5", "--repeats", "1"]) == 0
+    assert line in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.unavailable_reason()))
 def test_the_timed_chain_is_the_pass_that_verifies_a_draft() -> None:
     decoder = toy().decoder
     batch = doctor.chain_pass(5, 20, 3, CONFIG.vocab_size)

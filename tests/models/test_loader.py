@@ -1,14 +1,18 @@
 """load_model: what is chosen by default, what can be asked for, and what is refused."""
 
+import importlib.util
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 
 from paceline.core.forward import Decoder as AnyDecoder
+from paceline.core.model_config import ModelConfig
 from paceline.core.weights import QuantizedTensor
 from paceline.errors import InvalidOptionError
+from paceline.models import loader
 from paceline.models.convert import convert_gguf
 from paceline.models.decoder import Decoder
 from paceline.models.gguf_file import GgufFile
@@ -58,6 +62,58 @@ def test_auto_computes_on_the_blocks_of_a_gguf_file_unless_a_dtype_is_asked_for(
 
 def test_torch_may_be_asked_to_be_batch_invariant(gguf_path: Path) -> None:
     assert load_model(str(gguf_path), kernels="torch", batch_invariant=True).decoder.batch_invariant
+
+
+@dataclass
+class OnCuda:
+    """Stands in for a decoder on a GPU that this machine may not have."""
+
+    config: ModelConfig
+    weights: object
+    dtype: torch.dtype
+    device: torch.device
+    batch_invariant: bool
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(loader, "Decoder", OnCuda)
+    return monkeypatch
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16", "float16"])
+def test_cuda_is_batch_invariant_unless_told_not_to_be(dtype: str, gguf_path: Path, gpu: object) -> None:
+    default = load_model(str(gguf_path), device="cuda", dtype=dtype)
+    assert default.decoder.batch_invariant and default.execution.endswith(", batch-invariant")
+    fast = load_model(str(gguf_path), device="cuda", dtype=dtype, batch_invariant=False)
+    assert not fast.decoder.batch_invariant and "not batch-invariant: an answer may change" in fast.execution
+
+
+@pytest.mark.parametrize("lacks", ["the package triton", "compute capability 8.0", "heads of 8 numbers"])
+def test_cuda_without_triton_kernels_says_so_and_runs_on_pytorchs(
+    lacks: str, gguf_path: Path, tmp_path: Path, gpu: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = gguf_path
+    if "triton" in lacks:
+        gpu.setattr(importlib.util, "find_spec", lambda name: None)
+    elif "capability" in lacks:
+        gpu.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    else:
+        path = tmp_path / "small-heads.gguf"
+        write_model(path, hf_model("llama", head_dim=8, hidden_size=48))
+    with caplog.at_level(logging.WARNING, "paceline"):
+        assert not load_model(str(path), device="cuda").decoder.batch_invariant
+    assert lacks in caplog.text
+    with pytest.raises(InvalidOptionError, match=lacks):
+        load_model(str(path), device="cuda", batch_invariant=True)
+
+
+def test_execution_says_whether_bits_are_promised(gguf_path: Path) -> None:
+    assert load_model(str(gguf_path), device="cpu").execution.endswith(", batch-invariant")
+    assert "not batch-invariant" in load_model(str(gguf_path), device="cpu", kernels="torch").execution
 
 
 def test_without_native_kernels_torch_takes_over_and_says_so(

@@ -19,7 +19,7 @@ from paceline.prove.check import Check
 from paceline.prove.distribution import chi_square, chi_square_tail, excess_total_variation
 from paceline.prove.equality import EngineCase, check_equality
 from paceline.prove.forcing import check_forcing
-from paceline.prove.plan import QUICK, THOROUGH, USUAL, engine_cases, example_config
+from paceline.prove.plan import QUICK, THOROUGH, USUAL, engine_cases, example_config, long_cases
 from paceline.prove.workload import Workload
 from paceline.spec.config import SpeculativeConfig
 from paceline.verify import multi_step
@@ -94,10 +94,16 @@ def test_a_distribution_passes_fails_or_is_not_tested(monkeypatch: pytest.Monkey
     assert not few.passed and "too few" in few.finding
 
 
-def test_a_backend_that_rounds_by_batch_is_not_held_to_equality() -> None:
-    workload = workload_of([[5, 6, 7], [8, 9, 9]], batch_invariant=False)
-    greedy, _ = check_equality(workload, CASE, [output_of([5, 6, 1]), output_of([8, 9, 9])], 1.0)
-    assert greedy.passed and "not promised" in greedy.finding
+@pytest.mark.parametrize("batch_invariant", [True, False])
+def test_a_difference_fails_everywhere_and_rounding_excuses_it_only_where_no_bits_are_promised(
+    batch_invariant: bool,
+) -> None:
+    workload = workload_of([[5, 6, 7], [8, 9, 9]], batch_invariant=batch_invariant)
+    greedy, seeded = check_equality(workload, CASE, [output_of([5, 6, 1]), output_of([8, 9, 9])], 1.0)
+    assert not greedy.passed and greedy.explained_by_rounding is not batch_invariant
+    assert ("not promised" in greedy.finding) is not batch_invariant
+    assert "1 of 1 (100 %, 95 % interval 21 to 100 %) answers differ, the first at token 2" in greedy.finding
+    assert seeded.passed and not seeded.explained_by_rounding and seeded.figures["first_difference"] is None
 
 
 @pytest.mark.parametrize(
@@ -111,8 +117,7 @@ def test_forcing_allows_ties_within_rounding_only(
     answer = RequestOutput("r", None, [], [], finished=True, prompt_logprobs=entries)
     engine = SimpleNamespace(generate=lambda prompt, params: [answer])
     monkeypatch.setattr(Workload, "engine", lambda self, **options: engine)
-    outputs = [output_of([5]), output_of([8])]
-    assert check_forcing(workload_of([[5], [8]], batch_invariant), CASE, outputs).passed == passes
+    assert check_forcing(workload_of([[5], [8]], batch_invariant), CASE, [[5], [8]]).passed == passes
 
 
 def test_the_statistics_agree_with_their_textbook_values() -> None:
@@ -147,7 +152,7 @@ def test_plans_grow_and_name_only_what_exists() -> None:
 
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = SimpleNamespace(execution="a stand-in")
+    model = SimpleNamespace(execution="a stand-in", decoder=SimpleNamespace(batch_invariant=True))
     monkeypatch.setattr("paceline.models.loader.load_model", lambda name, **options: model)
 
 
@@ -166,6 +171,7 @@ def test_the_command_reports_and_exits(
     shown = capsys.readouterr()
     assert "oracle [3, 2], batch 1" in shown.out and "something" in shown.err
     assert ("all 2 checks passed" if passed else "1 of 2 checks FAILED") in shown.out
+    assert ("proved: bits." if passed else "FAILED: broken. A broken promise") in shown.out
     record = json.loads(file.read_text())
     assert record["passed"] is passed and record["checks"][0]["figures"] == {"num_tokens": 9}
 
@@ -195,13 +201,15 @@ def test_the_command_overlays_the_plan(no_model: None, monkeypatch: pytest.Monke
     seen: list[Any] = []
     monkeypatch.setattr(plan_module, "run_plan", lambda plan, model, note: seen.append(plan) or iter(()))
     arguments = "--methods none --shapes chain,4x2 --batch-sizes 1,3 --chunks whole,40 --settings greedy --rules block"
-    sizes = "--prompts 2 --max-tokens 7 --samples 11"
+    sizes = "--prompts 2 --max-tokens 7 --samples 11 --long-prompts 5 --long-tokens 99"
     main(["verify", "--quick", *arguments.split(), *sizes.split(), "--speculative-config", '{"method": "ngram"}'])
     (plan,) = seen
     assert plan.methods == () and plan.shapes == ("chain", (4, 2)) and plan.batch_sizes == (1, 3)
     assert plan.chunks == (None, 40) and plan.settings == ("greedy",) and plan.rules == ("block",)
     assert (plan.num_prompts, plan.max_tokens, plan.num_samples) == (2, 7, 11)
+    assert (plan.num_long_prompts, plan.num_long_tokens) == (5, 99)
     assert [case.name for case in engine_cases(plan)][-1] == "ngram"
+    assert [case.label for case in long_cases(plan)][:2] == ["plain, batch 10", "oracle chain, batch 10"]
     main(["verify", "--quick", "--methods", "all"])
     assert {"eagle", "eagle3", "merge", "suffix"} <= set(seen[-1].methods) and "oracle" not in seen[-1].methods
 
@@ -209,4 +217,4 @@ def test_the_command_overlays_the_plan(no_model: None, monkeypatch: pytest.Monke
 @pytest.mark.slow
 def test_quick_on_the_default_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--quick"]) == 0
-    assert "checks passed" in capsys.readouterr().out
+    assert "proved: bits." in capsys.readouterr().out
