@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.options import add_model_arguments, model_options
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from paceline.core.forward import ForwardBatch
@@ -115,7 +116,7 @@ def pass_costs(model: "LoadedModel", kernels: dict[str, Any], context: int, repe
     slots = num_blocks * BLOCK_SIZE
     shape = (config.num_layers, 2, slots, config.num_kv_heads, config.head_dim)
     cache = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
-    batches = {rows: chain_pass(rows, context, num_blocks, config.vocab_size) for rows in ROWS}
+    batches = {rows: chain_pass(rows, context, num_blocks, config.vocab_size, decoder.device) for rows in ROWS}
     times: dict[int, list[float]] = {rows: [] for rows in ROWS}
     for batch in batches.values():
         _time_pass(decoder, batch, cache)  # warm up
@@ -155,26 +156,28 @@ def _time_pass(decoder: Any, batch: "ForwardBatch", cache: "Tensor") -> float:
     return time.perf_counter() - started
 
 
-def chain_pass(rows: int, context: int, num_blocks: int, vocab_size: int) -> "ForwardBatch":
+def chain_pass(
+    rows: int, context: int, num_blocks: int, vocab_size: int, device: "torch.device | str" = "cpu"
+) -> "ForwardBatch":
     """The pass that verifies a draft chain: the last committed token after `context` others, then rows - 1 nodes."""
     import torch
 
     from paceline.core.forward import ForwardBatch
 
     def ints(values: list[int]) -> "Tensor":
-        return torch.tensor(values, dtype=torch.int32)
+        return torch.tensor(values, dtype=torch.int32, device=device)
 
     generator = torch.Generator().manual_seed(rows)
     positions = list(range(context, context + rows))
     return ForwardBatch(
-        token_ids=torch.randint(0, vocab_size, (rows,), generator=generator, dtype=torch.int32),
+        token_ids=torch.randint(0, vocab_size, (rows,), generator=generator, dtype=torch.int32).to(device),
         positions=ints(positions),
         slot_mapping=ints(positions),
         context_lens=ints([context + 1] * rows),
         parents=ints([-1, -1, *range(1, rows - 1)][:rows]),
-        is_node=torch.tensor([False] + [True] * (rows - 1)),
+        is_node=torch.tensor([False] + [True] * (rows - 1), device=device),
         req_ids=ints([0] * rows),
-        block_tables=torch.arange(num_blocks, dtype=torch.int32)[None],
+        block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
         cu_query=ints([0, rows]),
         logits_rows=ints(list(range(rows))),
         block_size=BLOCK_SIZE,
