@@ -20,6 +20,7 @@ from paceline.models.native import NativeDecoder
 from paceline.ops import native
 from tests.forward_batches import Pool, Rows
 from tests.models.small_models import VARIANTS, hf_config_dict, tokens
+from tests.placement import NUM_THREADS, OFFSETS, at_offset, weights_at_offset
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.unavailable_reason()))
 
@@ -110,10 +111,12 @@ def test_int8_stays_close_to_float_and_to_blocks() -> None:
         assert (found - expected).std() < 0.08 * expected.std()
 
 
-def bit_decoder(path: tuple[str, str | None], num_threads: int = 2, variant: str = "mistral-window") -> NativeDecoder:
+def bit_decoder(
+    path: tuple[str, str | None], num_threads: int = 2, variant: str = "mistral-window", offset_bytes: int = 0
+) -> NativeDecoder:
     dtype, quantization = path
     config = small_config(variant, hidden_size=96, intermediate_size=160, head_dim=32, num_heads=6, num_layers=2)
-    weights: Weights = random_weights(config)
+    weights: Weights = weights_at_offset(random_weights(config), offset_bytes)
     if quantization == "gguf":
         weights = blocks(weights, "Q4_1")
     return NativeDecoder(
@@ -178,6 +181,24 @@ def test_threads_do_not_change_bits(path: tuple[str, str | None]) -> None:
     for num_threads in (2, 3, 5):
         decoder.set_num_threads(num_threads)
         assert torch.equal(run(decoder, batch, pool.num_slots), one), num_threads
+
+
+@pytest.mark.parametrize("path", PATHS, ids=str)
+@pytest.mark.parametrize("num_threads", NUM_THREADS)
+def test_bits_do_not_depend_on_where_weights_and_cache_lie(
+    path: tuple[str, str | None], num_threads: int, instruction_set: str
+) -> None:
+    pool = Pool(2, 80)
+    batch: ForwardBatch | None = None
+    expected: Tensor | None = None
+    for offset in OFFSETS:
+        decoder = bit_decoder(path, num_threads, offset_bytes=offset)
+        prompt = tokens(decoder.config, 37)
+        batch = batch or pool.batch(Rows(0, 0, prompt, TREE), Rows(1, 0, prompt[:18]))
+        for cache_offset in (0, offset):
+            logits = decoder.forward(batch, at_offset(kv_cache(decoder, pool.num_slots), cache_offset)).logits
+            expected = logits if expected is None else expected
+            assert torch.equal(logits, expected), (offset, cache_offset)
 
 
 def test_skipped_layers_leave_the_stream_alone() -> None:
