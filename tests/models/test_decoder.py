@@ -7,12 +7,9 @@ import torch
 
 from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError
-from paceline.models.config import config_from_dict
-from paceline.models.decoder import Decoder
 from paceline.models.loader import load_model
 from tests.forward_batches import Pool, Rows
 from tests.models.small_models import VARIANTS, hf_model, kv_cache, run, small_decoder, tokens
-from tests.placement import NUM_THREADS, OFFSETS, at_offset, weights_at_offset
 
 TREE = DraftTree([3, 4, 5, 6, 7, 8, 9], [-1, 0, 0, -1, 3, 2, 4])
 CUTTABLE = ["llama", "mistral-window", "qwen2-window", "qwen3"]
@@ -97,28 +94,6 @@ def test_a_tree_node_is_its_path_as_plain_text(variant: str, batch_invariant: bo
             assert torch.equal(logits[node], alone), f"node {node}"
         else:
             torch.testing.assert_close(logits[node], alone, atol=2e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("num_threads", NUM_THREADS)
-@pytest.mark.parametrize("batch_invariant", [False, True])
-def test_bits_do_not_depend_on_where_weights_and_cache_lie(num_threads: int, batch_invariant: bool) -> None:
-    """A file's weights lie where its header ends, and a cache where it was allocated: elsewhere in the next process."""
-    torch.set_num_threads(num_threads)
-    hf = hf_model("llama", head_dim=14)  # keys and queries of 56 bytes
-    config = config_from_dict(hf.config.to_dict() | {"architectures": ["LlamaForCausalLM"]})
-    weights = {name: tensor.detach() for name, tensor in hf.state_dict().items()}
-    pool = Pool(1, 24)
-    prompt = tokens(config, 11)
-    batches = [pool.batch(Rows(0, 0, prompt[:-1])), pool.batch(Rows(0, 10, prompt[-1:], TREE))]
-    batches.append(pool.batch(Rows(0, 10, prompt[-1:])))  # one row: another kernel of the BLAS
-    expected = None
-    for offset in OFFSETS:
-        decoder = Decoder(config, weights_at_offset(weights, offset), batch_invariant=batch_invariant)
-        for cache_offset in (0, offset):
-            cache = at_offset(kv_cache(decoder, pool.num_slots), cache_offset)
-            logits = torch.cat([decoder.forward(batch, cache).logits for batch in batches])
-            expected = logits if expected is None else expected
-            assert torch.equal(logits, expected), (offset, cache_offset)
 
 
 def test_a_masked_slot_may_hold_anything() -> None:

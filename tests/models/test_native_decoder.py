@@ -15,11 +15,10 @@ from paceline.core.weights import QuantizedTensor, Weights
 from paceline.errors import InvalidOptionError, InvalidRequestError
 from paceline.models.config import config_from_dict
 from paceline.models.decoder import Decoder
-from paceline.models.layout import expected_shapes
 from paceline.models.native import NativeDecoder
 from paceline.ops import native
 from tests.forward_batches import Pool, Rows
-from tests.models.small_models import VARIANTS, hf_config_dict, tokens
+from tests.models.small_models import VARIANTS, hf_config_dict, random_weights, tokens
 from tests.placement import NUM_THREADS, OFFSETS, at_offset, weights_at_offset
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.unavailable_reason()))
@@ -27,12 +26,6 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.unavai
 TREE = DraftTree([3, 4, 5, 6, 7, 8, 9], [-1, 0, 0, -1, 3, 2, 4])
 # (dtype, quantization) in which bits are compared
 PATHS = [("float32", None), ("bfloat16", None), ("float16", None), ("float32", "int8"), ("float16", "gguf")]
-
-
-def random_weights(config: ModelConfig) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(7)
-    noise = {name: torch.randn(shape, generator=generator) for name, shape in expected_shapes(config).items()}
-    return {name: 1.0 + 0.2 * x if "norm" in name else 0.15 * x for name, x in noise.items()}
 
 
 def blocks(weights: Weights, kind: str) -> dict[str, Tensor | QuantizedTensor]:
@@ -188,13 +181,13 @@ def test_threads_do_not_change_bits(path: tuple[str, str | None]) -> None:
 def test_bits_do_not_depend_on_where_weights_and_cache_lie(
     path: tuple[str, str | None], num_threads: int, instruction_set: str
 ) -> None:
-    pool = Pool(2, 80)
+    pool = Pool(2, 20)
     batch: ForwardBatch | None = None
     expected: Tensor | None = None
     for offset in OFFSETS:
         decoder = bit_decoder(path, num_threads, offset_bytes=offset)
-        prompt = tokens(decoder.config, 37)
-        batch = batch or pool.batch(Rows(0, 0, prompt, TREE), Rows(1, 0, prompt[:18]))
+        prompt = tokens(decoder.config, 11)
+        batch = batch or pool.batch(Rows(0, 0, prompt, TREE), Rows(1, 0, prompt[:1]))
         for cache_offset in (0, offset):
             logits = decoder.forward(batch, at_offset(kv_cache(decoder, pool.num_slots), cache_offset)).logits
             expected = logits if expected is None else expected
