@@ -4,13 +4,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/pip --disable-pip-version-check -q
 
+# Two workers, each on its own half of the cores (tests/conftest.py); one that is done takes over tests of the other.
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal
+
 .PHONY: demo test test-slow check format install clean sanitize
 
 demo: $(VENV)/.installed  ## plain decoding beside speculation, live, on the default model
 	@$(BIN)/paceline demo
 
 test: $(VENV)/.dev
-	$(BIN)/pytest -m "not slow and not cuda"
+	$(PYTEST) -m "not slow and not cuda"
 
 test-slow: $(VENV)/.dev
 	$(BIN)/pytest -m "slow and not cuda" --timeout 3600
@@ -19,7 +22,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/pytest -m "not slow and not cuda"
+	$(PYTEST) -m "not slow and not cuda"
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

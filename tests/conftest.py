@@ -1,13 +1,35 @@
 """Fixtures that every test may use."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from paceline.errors import InvalidOptionError
 from paceline.models.loader import LoadedModel
 from paceline.ops import native
+from paceline.ops.native.library import INSTRUCTION_SET_VARIABLE
+
+
+def pytest_configure() -> None:
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is None:
+        # Read when a worker loads PyTorch: two threads on its one core are to take turns, not to spin.
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    elif hasattr(os, "sched_setaffinity"):
+        _take_a_share_of_the_cores(int(worker.removeprefix("gw")), int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+
+
+def _take_a_share_of_the_cores(worker: int, num_workers: int) -> None:
+    """Each worker of pytest-xdist keeps to its own cores, and so do the servers and programs that its tests start.
+
+    Otherwise threads of two workers spin for one core, and a test that measures time measures its neighbour's tests."""
+    cores = sorted(os.sched_getaffinity(0))
+    share = cores[worker::num_workers] or cores
+    os.sched_setaffinity(0, share)
+    torch.set_num_threads(len(share))
 
 
 @pytest.fixture(scope="session")
@@ -28,8 +50,10 @@ def smollm2_float32() -> LoadedModel:
 
 @pytest.fixture(params=native.INSTRUCTION_SETS)
 def instruction_set(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The native kernels in every one that this machine has, in turn."""
+    """The native kernels in every one that this machine has, in turn; in a run that was asked for one, in that one."""
     best = native.instruction_set()
+    if os.environ.get(INSTRUCTION_SET_VARIABLE, request.param) != request.param:
+        pytest.skip(f"this run is held to {best}")
     try:
         native.select_instruction_set(request.param)
     except InvalidOptionError:

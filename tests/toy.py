@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.forward import ForwardBatch, ForwardOutput
+from paceline.core.forward import Decoder, ForwardBatch, ForwardOutput
 from paceline.core.kv_tensor import allocate_kv
 from paceline.core.model_config import ModelConfig
 from paceline.core.request import Request
@@ -119,8 +119,9 @@ def toy_core(
     prefix_caching: bool = True,
     sharpness: float = 3.0,
     max_token_delay_s: float | None = None,
+    decoder: Decoder | None = None,  # another model with VOCAB tokens
 ) -> EngineCore:
-    decoder = ToyDecoder(sharpness)
+    decoder = decoder or ToyDecoder(sharpness)
     kv_cache = allocate_kv(decoder.config, num_blocks * block_size, decoder.dtype, decoder.device)
     kv_cache.fill_(-1)  # a slot that nobody wrote has no position
     services = Services(

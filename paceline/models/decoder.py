@@ -23,6 +23,7 @@ from paceline.models.dequantize import dequantize
 from paceline.models.layout import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
 from paceline.models.rope import rope_tables
 from paceline.ops import reference
+from paceline.ops.alignment import aligned
 from paceline.ops.kernels import kernels_for
 
 
@@ -173,4 +174,5 @@ class Decoder:
     def _tensor(self, name: str) -> Tensor:
         stored = self._weights[name]
         wide = dequantize(stored) if isinstance(stored, QuantizedTensor) else stored
-        return wide.to(device=self.device, dtype=self.dtype)
+        # A weight taken as it is lies where its file put it, and products over it would have that place's bits.
+        return aligned(wide.to(device=self.device, dtype=self.dtype))

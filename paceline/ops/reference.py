@@ -2,7 +2,8 @@
 
 Each function treats a row on its own: the result for a row is made from that row's inputs alone, by operations whose
 shapes do not depend on what else is in the pass. So the bits are the same alone, in a batch, in a tree and in any
-chunking, and the batch-invariant decoder on a CPU runs on these very functions.
+chunking, and the batch-invariant decoder on a CPU runs on these very functions. Products are made over copies of the
+row at a fixed alignment, because a BLAS adds up in an order that hangs on the address (ops/alignment.py).
 
 A row's keys come in position order: the request's committed positions through the block table, then the node's
 ancestors in the pass, ending with itself (see core/forward.py).
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.forward import ForwardBatch
+from paceline.ops.alignment import aligned, aligned_copy
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -34,7 +36,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x: [rows, in], weight: [out, in] -> [rows, out], one product per row."""
-    return torch.cat([F.linear(row, weight, bias) for row in torch.split(x, 1)])
+    weight = aligned(weight)
+    return torch.cat([F.linear(aligned_copy(row), weight, bias) for row in torch.split(x, 1)])
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -89,7 +92,7 @@ def paged_tree_attention(
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     num_heads, head_dim = query.shape
-    grouped = query.float().view(key.shape[1], -1, head_dim)  # [kv_heads, heads per kv head, head_dim]
+    grouped = aligned_copy(query.float()).view(key.shape[1], -1, head_dim)  # [kv_heads, heads per kv head, head_dim]
     scores = torch.matmul(grouped, key.float().permute(1, 2, 0)) * scale  # [kv_heads, group, keys]
     weights = torch.softmax(scores, dim=-1)
     mixed = torch.matmul(weights, value.float().transpose(0, 1))  # [kv_heads, group, head_dim]

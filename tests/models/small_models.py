@@ -8,6 +8,7 @@ from paceline.core.forward import ForwardBatch
 from paceline.core.model_config import ModelConfig
 from paceline.models.config import config_from_dict
 from paceline.models.decoder import Decoder
+from paceline.models.layout import expected_shapes
 
 SMALL: dict[str, Any] = {
     "vocab_size": 101,
@@ -86,6 +87,13 @@ def hf_model(variant: str, **overrides: Any) -> Any:
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(1.0 + 0.2 * noise if "norm" in name else 0.15 * noise)
     return hf
+
+
+def random_weights(config: ModelConfig) -> dict[str, torch.Tensor]:
+    """Weights for a config without transformers."""
+    generator = torch.Generator().manual_seed(7)
+    noise = {name: torch.randn(shape, generator=generator) for name, shape in expected_shapes(config).items()}
+    return {name: 1.0 + 0.2 * x if "norm" in name else 0.15 * x for name, x in noise.items()}
 
 
 def small_decoder(

@@ -15,23 +15,17 @@ from paceline.core.weights import QuantizedTensor, Weights
 from paceline.errors import InvalidOptionError, InvalidRequestError
 from paceline.models.config import config_from_dict
 from paceline.models.decoder import Decoder
-from paceline.models.layout import expected_shapes
 from paceline.models.native import NativeDecoder
 from paceline.ops import native
 from tests.forward_batches import Pool, Rows
-from tests.models.small_models import VARIANTS, hf_config_dict, tokens
+from tests.models.small_models import VARIANTS, hf_config_dict, random_weights, tokens
+from tests.placement import NUM_THREADS, OFFSETS, at_offset, weights_at_offset
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.unavailable_reason()))
 
 TREE = DraftTree([3, 4, 5, 6, 7, 8, 9], [-1, 0, 0, -1, 3, 2, 4])
 # (dtype, quantization) in which bits are compared
 PATHS = [("float32", None), ("bfloat16", None), ("float16", None), ("float32", "int8"), ("float16", "gguf")]
-
-
-def random_weights(config: ModelConfig) -> dict[str, Tensor]:
-    generator = torch.Generator().manual_seed(7)
-    noise = {name: torch.randn(shape, generator=generator) for name, shape in expected_shapes(config).items()}
-    return {name: 1.0 + 0.2 * x if "norm" in name else 0.15 * x for name, x in noise.items()}
 
 
 def blocks(weights: Weights, kind: str) -> dict[str, Tensor | QuantizedTensor]:
@@ -110,10 +104,12 @@ def test_int8_stays_close_to_float_and_to_blocks() -> None:
         assert (found - expected).std() < 0.08 * expected.std()
 
 
-def bit_decoder(path: tuple[str, str | None], num_threads: int = 2, variant: str = "mistral-window") -> NativeDecoder:
+def bit_decoder(
+    path: tuple[str, str | None], num_threads: int = 2, variant: str = "mistral-window", offset_bytes: int = 0
+) -> NativeDecoder:
     dtype, quantization = path
     config = small_config(variant, hidden_size=96, intermediate_size=160, head_dim=32, num_heads=6, num_layers=2)
-    weights: Weights = random_weights(config)
+    weights: Weights = weights_at_offset(random_weights(config), offset_bytes)
     if quantization == "gguf":
         weights = blocks(weights, "Q4_1")
     return NativeDecoder(
@@ -178,6 +174,24 @@ def test_threads_do_not_change_bits(path: tuple[str, str | None]) -> None:
     for num_threads in (2, 3, 5):
         decoder.set_num_threads(num_threads)
         assert torch.equal(run(decoder, batch, pool.num_slots), one), num_threads
+
+
+@pytest.mark.parametrize("path", PATHS, ids=str)
+@pytest.mark.parametrize("num_threads", NUM_THREADS)
+def test_bits_do_not_depend_on_where_weights_and_cache_lie(
+    path: tuple[str, str | None], num_threads: int, instruction_set: str
+) -> None:
+    pool = Pool(2, 20)
+    batch: ForwardBatch | None = None
+    expected: Tensor | None = None
+    for offset in OFFSETS:
+        decoder = bit_decoder(path, num_threads, offset_bytes=offset)
+        prompt = tokens(decoder.config, 11)
+        batch = batch or pool.batch(Rows(0, 0, prompt, TREE), Rows(1, 0, prompt[:1]))
+        for cache_offset in (0, offset):
+            logits = decoder.forward(batch, at_offset(kv_cache(decoder, pool.num_slots), cache_offset)).logits
+            expected = logits if expected is None else expected
+            assert torch.equal(logits, expected), (offset, cache_offset)
 
 
 def test_skipped_layers_leave_the_stream_alone() -> None:

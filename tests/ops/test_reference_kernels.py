@@ -1,7 +1,7 @@
 """The plain kernels against PyTorch's own, the fast attention against the plain one, and the promise about bits."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from paceline.core.tree import DraftTree
 from paceline.ops import attention, linear, reference
 from tests.forward_batches import Pool, Rows
+from tests.placement import NUM_THREADS
 
 HEADS, KV_HEADS, HEAD_DIM = 6, 2, 8
 SCALE = HEAD_DIM**-0.5
@@ -57,10 +58,12 @@ def test_linear_and_its_tiled_form_are_pytorchs() -> None:
 @pytest.mark.parametrize("tiled", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(960, 576), (576, 1536), (3072, 576), (97, 33)])
+@pytest.mark.parametrize("num_threads", NUM_THREADS)
 def test_a_rows_bits_do_not_depend_on_its_neighbours_or_place(
-    tiled: bool, dtype: torch.dtype, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    tiled: bool, dtype: torch.dtype, shape: tuple[int, int], num_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the tiled form where the BLAS allows it, and in the row-by-row form that stands in where it does not."""
+    torch.set_num_threads(num_threads)
     if not tiled:
         monkeypatch.setattr(linear, "place_in_tile_is_free", lambda *shape: False)
     num_out, num_in = shape
@@ -73,21 +76,30 @@ def test_a_rows_bits_do_not_depend_on_its_neighbours_or_place(
             assert torch.equal(linear.invariant_linear(x, weight)[place], alone)
 
 
-def test_where_the_place_matters_rows_are_multiplied_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The measurement itself: a BLAS whose last row rounds differently is found out."""
+def _at_the_last_place(x: torch.Tensor) -> torch.Tensor:
+    last = torch.zeros(x.shape[0], 1)
+    last[-1] = 1.0
+    return last
+
+
+def _at_place_9_for_one_row_in_six(x: torch.Tensor) -> torch.Tensor:
+    matters = torch.zeros(x.shape[0], 1)
+    matters[9] = float(x[9, 0] < -1.0)
+    return matters
+
+
+@pytest.mark.parametrize("rounding", [_at_the_last_place, _at_place_9_for_one_row_in_six])
+def test_where_the_place_matters_rows_are_multiplied_alone(
+    rounding: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The measurement itself: a BLAS that rounds differently at one place of a tile is found out."""
     honest = F.linear
-    monkeypatch.setattr(linear.F, "linear", lambda x, w, b=None: honest(x, w, b) + _one_in_the_last_row(x))
+    monkeypatch.setattr(linear.F, "linear", lambda x, w, b=None: honest(x, w, b) + rounding(x))
     linear.place_in_tile_is_free.cache_clear()
     try:
         assert not linear.place_in_tile_is_free(8, 4, torch.float32, 1)
     finally:
         linear.place_in_tile_is_free.cache_clear()
-
-
-def _one_in_the_last_row(x: torch.Tensor) -> torch.Tensor:
-    last = torch.zeros(x.shape[0], 1)
-    last[-1] = 1.0
-    return last
 
 
 def test_elementwise_rows_have_the_same_bits_in_any_company() -> None:

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from paceline.errors import InvalidOptionError
-from paceline.ops.native.library import library, load
+from paceline.ops.native.library import INSTRUCTION_SETS, library, load, select
 
 __all__ = [
+    "INSTRUCTION_SETS",
     "argmax",
     "available",
     "default_num_threads",
@@ -21,8 +22,6 @@ __all__ = [
     "select_instruction_set",
     "unavailable_reason",
 ]
-
-INSTRUCTION_SETS = ("avx512-vnni", "avx2", "portable")
 
 
 def available() -> bool:
@@ -40,17 +39,13 @@ def default_num_threads() -> int:
 
 
 def instruction_set() -> str:
-    """Whose kernels run: the best that this machine has, unless another was selected."""
+    """Whose kernels run: the best that this machine has, unless PACELINE_INSTRUCTION_SET or a call chose another."""
     return str(library().pl_instruction_set().decode())
 
 
 def select_instruction_set(name: str) -> None:
     """Use another set's kernels from now on, for tests and comparisons. Bits may differ between sets."""
-    if library().pl_select_instruction_set(name.encode()):
-        raise InvalidOptionError(
-            f"instruction set {name!r} is not available here; known are {', '.join(INSTRUCTION_SETS)}, "
-            f"and this machine's best is {instruction_set()}"
-        )
+    select(library(), name)
 
 
 def measure_bandwidth(num_threads: int | None = None, *, num_bytes: int = 1 << 29, repeats: int = 5) -> float:

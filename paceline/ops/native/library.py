@@ -11,7 +11,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import InvalidOptionError
+
 LIBRARY_VARIABLE = "PACELINE_NATIVE_LIBRARY"  # another build of the library, for example with sanitizers
+INSTRUCTION_SET_VARIABLE = "PACELINE_INSTRUCTION_SET"  # one of these instead of the best, so that machines agree
+INSTRUCTION_SETS = ("avx512-vnni", "avx2", "portable")
 
 # Panel formats that float weights may be asked for
 FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 5}
@@ -105,7 +109,18 @@ def load() -> tuple[ctypes.CDLL | None, str | None]:
         return None, (
             f"the native CPU kernels do not load ({error}): rebuild them with `python -m paceline.ops.native.build`"
         )
+    if wanted := os.environ.get(INSTRUCTION_SET_VARIABLE):
+        select(library, wanted, f" (asked for by {INSTRUCTION_SET_VARIABLE})")
     return library, None
+
+
+def select(library: ctypes.CDLL, name: str, asked_by: str = "") -> None:
+    """Use the kernels of this instruction set from now on."""
+    if library.pl_select_instruction_set(name.encode()):
+        raise InvalidOptionError(
+            f"instruction set {name!r}{asked_by} is not available here; known are {', '.join(INSTRUCTION_SETS)}, "
+            f"and this machine's best is {library.pl_instruction_set().decode()}"
+        )
 
 
 def load_with(signatures: Signatures) -> ctypes.CDLL | None:

@@ -22,6 +22,15 @@ inline void relax() {
 #endif
 }
 
+// On how many processors this process may run.
+int usable_processors() {
+#if defined(__linux__)
+  cpu_set_t allowed;
+  if (!sched_getaffinity(0, sizeof allowed, &allowed)) return CPU_COUNT(&allowed);
+#endif
+  return (int)std::thread::hardware_concurrency();
+}
+
 // A woken thread often lands on the processor of the one that woke it, and on a busy machine stays there: then the team
 // takes turns on one core. So a thread that finds itself beside an earlier one moves away, once, and is free again.
 class Seats {
@@ -69,6 +78,7 @@ class SpinningTeam : public Team {
     }
     job_ = &job;
     size_ = threads;
+    crowded_.store(threads > usable_processors());
     seats_.take(0);
     arrived_.store(0);
     finished_.store(0);
@@ -96,8 +106,8 @@ class SpinningTeam : public Team {
   }
 
  private:
-  static void pause(int& spins) {
-    if (++spins < kSpinsAtBarrier) relax();
+  void pause(int& spins) {
+    if (!crowded_.load(std::memory_order_relaxed) && ++spins < kSpinsAtBarrier) relax();
     else sched_yield();
   }
 
@@ -115,7 +125,7 @@ class SpinningTeam : public Team {
 
   void wait_for_job(long seen) {
     const auto start = std::chrono::steady_clock::now();
-    while (std::chrono::steady_clock::now() - start < kSpinBetweenJobs) {
+    while (!crowded_.load(std::memory_order_relaxed) && std::chrono::steady_clock::now() - start < kSpinBetweenJobs) {
       for (int i = 0; i < 32; i++) {
         if (generation_.load(std::memory_order_acquire) != seen) return;
         relax();
@@ -135,6 +145,7 @@ class SpinningTeam : public Team {
   int size_ = 1;
   std::atomic<long> generation_{0};
   std::atomic<int> sleepers_{0}, finished_{0};
+  std::atomic<bool> crowded_{false};  // more threads than processors: one that spins keeps another from its work
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int> round_{0};
 };
