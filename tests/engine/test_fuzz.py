@@ -127,10 +127,10 @@ def raising_observer(step: object) -> None:
 
 
 @pytest.mark.faults
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.tuples(HOSTILE, st.lists(st.integers(0, EOS - 1), min_size=1, max_size=9)), min_size=1, max_size=4),
-    st.sampled_from([None, None, "ngram", "suffix", "auto", *BREAKS]),
+    st.sampled_from([None, None, "ngram", "suffix", "auto", "layer_skip", *BREAKS]),
     st.booleans(),
     st.booleans(),
 )

@@ -63,7 +63,11 @@ def raising_later(token_ids: Sequence[int], logits: torch.Tensor) -> torch.Tenso
     return logits
 
 
-DRAFTERS: list[dict[str, object] | None] = [None, {"method": "ngram", "num_speculative_tokens": 3}]
+DRAFTERS: list[dict[str, object] | None] = [
+    None,
+    {"method": "ngram", "num_speculative_tokens": 3},
+    {"method": "layer_skip", "draft_layers": [0], "tree_widths": [2, 2, 1]},  # writes KV past the last token
+]
 
 
 @pytest.mark.parametrize("speculative", DRAFTERS, ids=str)
