@@ -25,7 +25,11 @@ class UnsupportedModelError(ModelLoadError):
 
 
 class RequestFailedError(PacelineError, RuntimeError):
-    """A running request failed (its logits were not finite, nothing was left to sample). Others go on."""
+    """A running request failed (its logits were not finite, a logits processor raised, ...). Others go on."""
+
+
+class NothingToSampleError(RequestFailedError):
+    """The request's own options left no token to choose, where the model itself gave sound logits."""
 
 
 class EngineDeadError(PacelineError, RuntimeError):

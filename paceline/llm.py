@@ -7,30 +7,40 @@
 Without `speculative_config` the method is `auto`, which speculates where it pays; {"method": "none"} decodes plainly.
 
 `LLM` runs the engine in the calling thread. `AsyncLLM` runs it in a thread of its own and hands out async streams.
+
+A request that fails says so in its output (`error`) and leaves the others alone. A model whose pass raises, or memory
+that runs out, stops an `AsyncLLM` for good: its streams end with `EngineDeadError`, and `on_death` is called.
 """
 
 import asyncio
 import itertools
+import logging
 import queue
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import aclosing, contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
+from paceline.core.faults import request_error
 from paceline.core.outputs import RequestOutput
 from paceline.core.sampling_params import SamplingParams
 from paceline.engine.build import Engine, build_engine
 from paceline.engine.config import EngineConfig
 from paceline.engine.core import EngineCore, RequestState
 from paceline.engine.processor import Job, Prompt
-from paceline.errors import EngineDeadError, InvalidOptionError, InvalidRequestError
+from paceline.errors import EngineDeadError, InvalidOptionError, InvalidRequestError, PacelineError
 from paceline.models.loader import LoadedModel
 from paceline.models.tokenizer import Tokenizer
 from paceline.spec.config import SpeculativeConfig
 
+logger = logging.getLogger("paceline")
+
 DEFAULT_MODEL = "smollm2-135m"
+# Characters of a call that are prepared in the event loop's own thread, at about a microsecond each. A choice: at half
+# of it more calls pay for a change of thread, at twice of it other streams wait twice as long.
+INLINE_CHARS = 2_000
 
 Message = Mapping[str, Any]
 Speculative = Mapping[str, Any] | SpeculativeConfig | None
@@ -157,9 +167,9 @@ class LLM:
     def _run(self, jobs: Sequence[Job]) -> Iterator[bool]:
         """Step until all jobs are done; yields whether the step brought news. Leaving early aborts what is left."""
         core = self.engine.core
-        for job in jobs:
-            _add(core, job)
         try:
+            for job in jobs:
+                _add(core, job)
             while not all(job.finished for job in jobs):
                 with _interrupt_after():
                     updated = core.step()
@@ -206,9 +216,15 @@ class AsyncLLM:
     """An engine in a thread of its own; every request is an async stream that can be cancelled."""
 
     def __init__(
-        self, model: str | LoadedModel = DEFAULT_MODEL, speculative_config: Speculative = None, **options: Any
+        self,
+        model: str | LoadedModel = DEFAULT_MODEL,
+        speculative_config: Speculative = None,
+        *,
+        on_death: Callable[[Exception], None] | None = None,  # called in the engine's thread, after all streams ended
+        **options: Any,
     ) -> None:
         self._llm = LLM(model, speculative_config, **options)
+        self.on_death = on_death
         self._commands: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
         self._ids = itertools.count()
@@ -223,9 +239,11 @@ class AsyncLLM:
         request_id = request_id or f"async-{next(self._ids)}"
         if request_id in self._streams:
             raise InvalidRequestError(f"request id {request_id!r} is in use")
-        job = self.engine.processor.job(request_id, prompt, sampling_params or SamplingParams())
+        job = await self._job(request_id, prompt, sampling_params or SamplingParams())
+        if request_id in self._streams:  # since then
+            raise InvalidRequestError(f"request id {request_id!r} is in use")
         stream = self._streams[request_id] = _Stream(job)
-        self._commands.put(lambda core: _add(core, job))
+        self._commands.put(lambda core: self._admit(core, stream))
         if self._dead is not None:  # looked at after the stream is known, so that no ending can be missed
             stream.post(self._dead)
         try:
@@ -237,6 +255,12 @@ class AsyncLLM:
         finally:
             self._streams.pop(request_id, None)
             self._commands.put(lambda core: _abort(core, job))
+
+    async def _job(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Job:
+        make = self.engine.processor.job
+        if _size(prompt, params) <= INLINE_CHARS:
+            return make(request_id, prompt, params)
+        return await asyncio.to_thread(make, request_id, prompt, params)
 
     async def chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, request_id: str | None = None
@@ -252,6 +276,11 @@ class AsyncLLM:
     @property
     def engine(self) -> Engine:
         return self._llm.engine
+
+    @property
+    def death(self) -> Exception | None:
+        """Why the engine does not run any more; None while it does."""
+        return self._dead
 
     def stats(self) -> dict[str, Any]:
         return self._llm.stats()
@@ -273,11 +302,10 @@ class AsyncLLM:
         core = self.engine.core
         try:
             while self._take_commands(core):
-                self._publish(core.step())
+                self._publish(core, core.step())
             self._end(EngineDeadError("the engine was shut down"))
-        except Exception as error:
-            self._end(EngineDeadError(f"the engine stopped on an internal error: {error!r}"))
-            raise
+        except BaseException as error:  # whatever it is, nobody may wait for ever
+            self._die(error)
 
     def _take_commands(self, core: EngineCore) -> bool:
         """Carry out what callers asked for, waiting when there is nothing to compute. False: shut down."""
@@ -290,15 +318,37 @@ class AsyncLLM:
                 return False
             command(core)
 
-    def _publish(self, updated: Sequence[RequestState]) -> None:
+    def _admit(self, core: EngineCore, stream: _Stream) -> None:
+        try:
+            _add(core, stream.job)
+        except BaseException as error:
+            _abort(core, stream.job)
+            stream.post(error if isinstance(error, PacelineError) else request_error("starting the request", error))
+
+    def _publish(self, core: EngineCore, updated: Sequence[RequestState]) -> None:
         changed = {id(state) for state in updated}
         by_loop: dict[asyncio.AbstractEventLoop, list[_Stream]] = {}
         for stream in list(self._streams.values()):
             if any(id(state) in changed for state in stream.job.states):
-                stream.latest = stream.job.output()
+                try:
+                    stream.latest = stream.job.output()
+                except BaseException as error:
+                    stream.latest = request_error("making its output", error)
+                    _abort(core, stream.job)
                 by_loop.setdefault(stream.loop, []).append(stream)
         for loop, streams in by_loop.items():
             _wake(loop, streams)
+
+    def _die(self, error: BaseException) -> None:
+        logger.critical("the engine stopped on an internal error and must be rebuilt", exc_info=error)
+        death = EngineDeadError(f"the engine stopped on an internal error: {error!r}")
+        death.__cause__ = error
+        self._end(death)
+        if self.on_death is not None:
+            try:
+                self.on_death(death)
+            except Exception:
+                logger.exception("on_death %r raised", self.on_death)
 
     def _end(self, error: Exception) -> None:
         self._dead = error
@@ -307,12 +357,26 @@ class AsyncLLM:
 
 
 def _add(core: EngineCore, job: Job) -> None:
-    job.states = [core.add_request(request) for request in job.requests]
+    for request in job.requests:
+        job.states.append(core.add_request(request))
 
 
 def _abort(core: EngineCore, job: Job) -> None:
-    for request in job.requests:
-        core.abort(request.request_id)
+    for state in job.states:  # only what was added: an id that was refused is somebody else's
+        if not state.request.finished:
+            core.abort(state.request.request_id)
+
+
+def _size(prompt: Prompt, params: SamplingParams) -> int:
+    """How much there is to prepare for a call, in characters: ten ids are checked in the time of one."""
+    while isinstance(prompt, Mapping) and len(prompt) == 1:
+        (prompt,) = prompt.values()
+    prediction = (params.speculative or {}).get("prediction")
+    size = sum(len(words) * 10 + sum(map(len, words)) for words in (params.stop_strings, params.bad_words))
+    for given in (prompt, prediction, params.allowed_token_ids, params.stop_token_ids, params.logit_bias):
+        if isinstance(given, Sized):
+            size += len(given) if isinstance(given, str) else len(given) // 10
+    return size
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

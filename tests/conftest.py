@@ -1,5 +1,6 @@
 """Fixtures that every test may use."""
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from paceline.errors import InvalidOptionError
 from paceline.models.loader import LoadedModel
 from paceline.ops import native
 from paceline.ops.native.library import INSTRUCTION_SET_VARIABLE
+from paceline.spec.drafter_faults import DrafterFaults
 
 
 def pytest_configure() -> None:
@@ -30,6 +32,29 @@ def _take_a_share_of_the_cores(worker: int, num_workers: int) -> None:
     share = cores[worker::num_workers] or cores
     os.sched_setaffinity(0, share)
     torch.set_num_threads(len(share))
+
+
+@pytest.fixture(autouse=True)
+def no_hidden_faults(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The engine survives a drafter, a verifier or an observer that raises, and logs it. A test must not survive it,
+    unless it is about that: `@pytest.mark.faults`."""
+    if request.node.get_closest_marker("faults") is not None:
+        yield
+        return
+    monkeypatch.setattr(DrafterFaults, "note", _raise_again)
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("paceline")
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    raised = [record for record in records if record.name == "paceline" and record.exc_info]
+    assert not raised, [(record.getMessage(), record.exc_info) for record in raised]
+
+
+def _raise_again(faults: DrafterFaults, method: str, error: BaseException) -> None:
+    raise error
 
 
 @pytest.fixture(scope="session")

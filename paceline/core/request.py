@@ -5,10 +5,13 @@ There is no prefill phase and no decode phase. A request is `num_computed_tokens
 
 import enum
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from paceline.core.bad_words import NO_BAD_WORDS, BadWords
 from paceline.core.outputs import TokenLogprobs
 from paceline.core.sampling_params import SamplingParams
+from paceline.core.stop_strings import StopStrings
 from paceline.core.tree import EMPTY_TREE, DraftTree
 
 
@@ -16,6 +19,14 @@ class RequestStatus(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+_NOT_GIVEN: frozenset[int] = frozenset({-1})
+
+
+def ending_token_ids(params: SamplingParams, eos_token_ids: Iterable[int]) -> frozenset[int]:
+    """Tokens that end the output."""
+    return frozenset(() if params.ignore_eos else eos_token_ids) | frozenset(params.stop_token_ids)
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +37,9 @@ class Request:
     max_tokens: int  # resolved: never None, never past the context
     seed: int  # resolved: every random draw is a function of (seed, position, purpose)
     eos_token_ids: tuple[int, ...] = ()
-    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()  # sampling_params.bad_words, tokenized
+    bad_words: BadWords = NO_BAD_WORDS  # sampling_params.bad_words, tokenized
+    stop_strings: StopStrings | None = None  # sampling_params.stop, prepared by whoever made the request; None: not yet
+    stop_token_ids: frozenset[int] = _NOT_GIVEN  # end the output, and min_tokens holds them back; by default derived
     cache_salt: str = ""  # only requests with the same salt share prefixes and past outputs
     arrival_s: float = field(default_factory=time.perf_counter)
     status: RequestStatus = RequestStatus.WAITING
@@ -46,6 +59,8 @@ class Request:
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
+        if self.stop_token_ids is _NOT_GIVEN:
+            self.stop_token_ids = ending_token_ids(self.sampling_params, self.eos_token_ids)
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -71,13 +86,6 @@ class Request:
     def max_draft_depth(self) -> int:
         """Deepest node worth drafting: accepting d nodes emits d + 1 tokens, and max_tokens is the limit."""
         return self.max_tokens - self.num_output_tokens - 1
-
-    @property
-    def stop_token_ids(self) -> frozenset[int]:
-        """Tokens that end the output (and that min_tokens holds back)."""
-        params = self.sampling_params
-        eos = () if params.ignore_eos else self.eos_token_ids
-        return frozenset(eos) | frozenset(params.stop_token_ids)
 
     @property
     def finished(self) -> bool:

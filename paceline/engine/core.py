@@ -3,28 +3,37 @@
     schedule -> execute -> verify -> commit -> propose
 
 `EngineCore` is synchronous and single-threaded. `LLM` and `AsyncLLM` drive it.
+
+What fails for one request ends that request (`request.error`) and no other; what fails in a drafter or an observer ends
+no request. Only the target's pass, and memory that runs out, may end a step with an exception.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from paceline.core.faults import request_error
 from paceline.core.forward import Decoder
 from paceline.core.outputs import RequestMetrics, VerifyResult
 from paceline.core.request import Request, RequestStatus
+from paceline.core.stop_strings import StopStrings
 from paceline.core.tree import DraftTree
 from paceline.engine.detokenizer import Detokenizer, TextDecoder
 from paceline.engine.metrics import RequestTracker, StepClock
 from paceline.engine.runner import ModelRunner, PassOutput
 from paceline.engine.scheduler import ScheduledRequest, Scheduler, SchedulerConfig, SchedulerOutput
+from paceline.engine.verify_apart import record_prompt_logprobs, verify_apart
+from paceline.errors import InvalidRequestError
 from paceline.kv.manager import KVCacheManager
 from paceline.kv.storage import move_slots
-from paceline.ops.sampling import token_logprobs
 from paceline.spec.proposer import Needs, RequestPass, StepContext
 from paceline.spec.speculator import Speculator
 from paceline.verify.verifier import Verifier
+
+logger = logging.getLogger("paceline")
 
 
 @dataclass(slots=True)
@@ -65,11 +74,14 @@ class EngineCore:
         return self.scheduler.has_requests
 
     def add_request(self, request: Request) -> RequestState:
+        if request.request_id in self._states:
+            raise InvalidRequestError(f"request id {request.request_id!r} is in use")
         params = request.sampling_params
+        stop = StopStrings(params.stop_strings) if request.stop_strings is None else request.stop_strings
         detokenizer = Detokenizer(
             self._text_decoder,
             request.prompt_token_ids,
-            params.stop_strings,
+            stop,
             params.include_stop_str_in_output,
             params.skip_special_tokens,
             params.min_tokens,
@@ -121,23 +133,27 @@ class EngineCore:
 
     def _verify(self, scheduled: Sequence[ScheduledRequest], output: PassOutput) -> list[VerifyResult | None]:
         """One result per scheduled request; None where its last token was not in the pass yet."""
-        ready: list[ScheduledRequest] = []
+        results: list[VerifyResult | None] = [None] * len(scheduled)
+        ready: list[int] = []
         rows: list[range] = []
-        for entry, logits_rows in zip(scheduled, output.logits_rows, strict=True):
+        for i, (entry, logits_rows) in enumerate(zip(scheduled, output.logits_rows, strict=True)):
             num_verified = 1 + len(entry.draft) if entry.reaches_end else 0
             if len(logits_rows) > num_verified:
-                self._record_prompt_logprobs(entry, output.logits[logits_rows.start : logits_rows.stop])
-            if entry.reaches_end:
-                ready.append(entry)
+                prompt_logits = output.logits[logits_rows.start : logits_rows.stop]
+                results[i] = record_prompt_logprobs(entry, prompt_logits)
+            if entry.reaches_end and results[i] is None:
+                ready.append(i)
                 rows.append(range(logits_rows.stop - num_verified, logits_rows.stop))
         if not ready:
-            return [None] * len(scheduled)
+            return results
         if sum(len(r) for r in rows) == output.logits.shape[0]:
             logits = output.logits
         else:
             logits = torch.cat([output.logits[r.start : r.stop] for r in rows])
-        results = iter(self.verifier.verify([e.request for e in ready], [e.draft for e in ready], logits))
-        return [next(results) if entry.reaches_end else None for entry in scheduled]
+        verified = verify_apart(self.verifier, [scheduled[i] for i in ready], logits)
+        for i, result in zip(ready, verified, strict=True):
+            results[i] = result
+        return results
 
     def _commit(
         self, scheduled: Sequence[ScheduledRequest], output: PassOutput, results: Sequence[VerifyResult | None]
@@ -157,12 +173,15 @@ class EngineCore:
             if result is not None:
                 state = self._states[request.request_id]
                 updated.append(state)
-                num_accepted = len(result.accepted)
-                moves += self.kv.moves(request, request.num_tokens, result.accepted)
-                rows.draft, rows.accepted = entry.draft, result.accepted
-                rows.logits_row = output.logits_rows[i].stop - 1 - len(entry.draft)
-                rows.new_token_ids = self._append(state, result, entry.draft)
-                state.tracker.record_step(entry.draft, result.accepted[: len(rows.new_token_ids)])
+                num_tokens, is_verified = request.num_tokens, entry.reaches_end
+                self._take_in(state, result, entry.draft)
+                if is_verified:
+                    rows.logits_row = output.logits_rows[i].stop - 1 - len(entry.draft)
+                    rows.draft = entry.draft
+                if request.error is None:
+                    num_accepted = len(result.accepted)
+                    moves += self.kv.moves(request, num_tokens, result.accepted)
+                    rows.accepted, rows.new_token_ids = result.accepted, request.token_ids[num_tokens:]
             if request.error is None:  # what a failed request computed is not for others to reuse
                 self.scheduler.update(entry, num_accepted)
             if request.finish_reason is not None:
@@ -170,12 +189,27 @@ class EngineCore:
         move_slots(self.runner.kv_cache, moves)
         return passes, updated
 
-    def _append(self, state: RequestState, result: VerifyResult, draft: DraftTree) -> list[int]:
-        """Add the new tokens one by one until something ends the request; return those that were added."""
+    def _take_in(self, state: RequestState, result: VerifyResult, draft: DraftTree) -> None:
+        """Add the new tokens to their request; one that fails at it ends with what it had before the step."""
         request = state.request
-        if result.error is not None:
-            request.finish_reason, request.error = "error", result.error
-            return []
+        num_tokens, error = request.num_tokens, result.error
+        if error is None:
+            try:
+                num_added = self._append(state, result)
+                sources = draft.sources(result.accepted)[:num_added]
+                state.tracker.record_step(draft, result.accepted[:num_added])
+                request.token_sources.extend(sources)
+                if request.logprobs is not None and result.logprobs is not None:
+                    request.logprobs.extend(result.logprobs[:num_added])
+            except BaseException as raised:
+                error = request_error("turning its tokens into text", raised)
+        if error is not None:
+            del request.token_ids[num_tokens:]
+            request.finish_reason, request.stop_reason, request.error = "error", None, error
+
+    def _append(self, state: RequestState, result: VerifyResult) -> int:
+        """Add the new tokens one by one until something ends the request; return how many were added."""
+        request = state.request
         params, stop_token_ids = request.sampling_params, request.stop_token_ids
         added = 0
         for token in result.token_ids:
@@ -193,10 +227,7 @@ class EngineCore:
                 request.finish_reason = "length"
             if request.finish_reason is not None:
                 break
-        request.token_sources.extend(draft.sources(result.accepted)[:added])
-        if request.logprobs is not None and result.logprobs is not None:
-            request.logprobs.extend(result.logprobs[:added])
-        return result.token_ids[:added]
+        return added
 
     def _propose(self, passes: Sequence[RequestPass], output: PassOutput, needs: Needs) -> None:
         ready = [p.request for p in passes if p.logits_row >= 0 and p.request.status is RequestStatus.RUNNING]
@@ -205,27 +236,27 @@ class EngineCore:
         step = StepContext(ready, passes, self._gone, logits, output.hidden, output.hidden_layers, uses)
         self._gone = []
         self.speculator.observe(step)
-        for observer in self.observers:
-            observer(step)
+        for observer in list(self.observers):
+            self._tell(observer, step)
         for request, draft in zip(ready, self.speculator.propose(step), strict=True):
             request.draft = draft
+
+    def _tell(self, observer: Callable[[StepContext], None], step: StepContext) -> None:
+        try:
+            observer(step)
+        except Exception:
+            self.observers.remove(observer)
+            logger.exception("observer %r raised: it is told of no more steps", observer)
 
     def _finish(self, state: RequestState) -> None:
         request = state.request
         self.scheduler.finish(request)
-        state.detokenizer.finish()
+        try:
+            state.detokenizer.finish()
+        except BaseException as raised:
+            error = request_error("turning its last tokens into text", raised)
+            if request.finish_reason != "abort" and request.error is None:
+                request.finish_reason, request.stop_reason, request.error = "error", None, error
         state.metrics = state.tracker.metrics(request, lossy=not self.verifier.lossless)
         del self._states[request.request_id]
         self._gone.append(request)
-
-    @staticmethod
-    def _record_prompt_logprobs(entry: ScheduledRequest, logits: Tensor) -> None:
-        """Row at position p says how likely prompt token p + 1 was; the first token has no row before it."""
-        request = entry.request
-        top = request.sampling_params.prompt_logprobs
-        assert request.prompt_logprobs is not None and top is not None
-        begin = entry.start + 1
-        targets = request.prompt_token_ids[begin : begin + logits.shape[0]]
-        known = len(request.prompt_logprobs)  # rows computed again after a preemption say nothing new
-        new = token_logprobs(logits[: len(targets)], targets, top)
-        request.prompt_logprobs.extend(new[known - begin :])

@@ -7,6 +7,8 @@ Appending token by token, however many a step emitted, makes the text independen
 from collections.abc import Sequence
 from typing import Protocol
 
+from paceline.core.stop_strings import NO_STOP_STRINGS, StopStrings
+
 
 class TextDecoder(Protocol):
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
@@ -19,14 +21,15 @@ class Detokenizer:
         self,
         decoder: TextDecoder,
         prompt_token_ids: Sequence[int],
-        stop: Sequence[str] = (),
+        stop: StopStrings = NO_STOP_STRINGS,
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
     ) -> None:
         self.text = ""
         self._decoder = decoder
-        self._stop = tuple(stop)
+        self._stop = stop
+        self._stop_state = 0  # of what the text ends with
         self._include_stop = include_stop
         self._skip_special_tokens = skip_special_tokens
         self._min_tokens = min_tokens
@@ -44,10 +47,8 @@ class Detokenizer:
         after = self._decode(self._prefix, len(self._token_ids))
         if len(after) <= len(before) or after.endswith("�"):
             return None
-        released = len(self.text)
-        self.text += after[len(before) :]
         self._prefix, self._read = self._read, len(self._token_ids)
-        return self._find_stop(released) if self._num_tokens > self._min_tokens else None
+        return self._release(after[len(before) :])
 
     def finish(self) -> None:
         """Release what was held back: an unfinished character shows as the replacement sign."""
@@ -57,28 +58,23 @@ class Detokenizer:
 
     def stable_length(self) -> int:
         """Characters that no stop string can still take back: safe to stream."""
-        hold = 0
-        for stop in self._stop:
-            for length in range(min(len(stop) - 1, len(self.text)), hold, -1):
-                if self.text.endswith(stop[:length]):
-                    hold = length
-                    break
-        return len(self.text) - hold
+        return len(self.text) - self._stop.held_back(self._stop_state)
 
     def _decode(self, start: int, end: int) -> str:
         return self._decoder.decode(self._token_ids[start:end], skip_special_tokens=self._skip_special_tokens)
 
-    def _find_stop(self, released: int) -> str | None:
-        """The stop string that ends first in the text; only text around the newest part can hold a new one."""
-        found: tuple[int, str] | None = None
-        for stop in self._stop:
-            at = self.text.find(stop, max(0, released - len(stop) + 1))
-            if at >= 0 and (found is None or at < found[0]):
-                found = (at, stop)
-        if found is None:
+    def _release(self, piece: str) -> str | None:
+        """Add to the text; the stop string that ends in the new piece, once min_tokens allows one."""
+        start = len(self.text)
+        self.text += piece
+        if not self._stop:
+            return None
+        self._stop_state, found = self._stop.read(self._stop_state, piece, start)
+        if found is None or self._num_tokens <= self._min_tokens:
             return None
         at, stop = found
         self.text = self.text[: at + len(stop) if self._include_stop else at]
+        self._stop_state = 0  # the text ends here
         return stop
 
 

@@ -1,20 +1,27 @@
 """Between callers and the engine core: prompts become requests, request states become outputs.
 
-Everything that can be wrong with a prompt or its options is found here, before the engine has seen the request.
+Everything that can be wrong with a prompt or its options is found here, before the engine has seen the request. What
+takes long to prepare (tokenizing, stop strings, bad words) is prepared here too, in the caller's thread and once for
+all samples of a call.
 """
 
+import itertools
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, Protocol
 
+from paceline.core.bad_words import BadWords
 from paceline.core.draft_counts import merged_counts
+from paceline.core.option_values import shown
 from paceline.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from paceline.core.request import Request
+from paceline.core.request import Request, ending_token_ids
 from paceline.core.sampling_params import SamplingParams
+from paceline.core.stop_strings import StopStrings
 from paceline.engine.core import RequestState
 from paceline.engine.detokenizer import TextDecoder
-from paceline.errors import InvalidRequestError
+from paceline.errors import InvalidOptionError, InvalidRequestError
 from paceline.ops.sampling import check_sampling
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -53,6 +60,16 @@ class Job:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What is made of a call's options, for all its samples."""
+
+    params: SamplingParams
+    bad_words: BadWords
+    stop_strings: StopStrings
+    stop_token_ids: frozenset[int]
+
+
 class Processor:
     def __init__(
         self,
@@ -69,12 +86,15 @@ class Processor:
         self.max_model_len = max_model_len
         self._check_speculative = check_speculative
         self._seed = seed
-        self._num_unseeded = 0
+        self._last: _Prepared | None = None
+        self._unseeded = itertools.count(1)  # callers may be in several threads
 
     def job(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Job:
         prompt, cache_salt = _take_salt(prompt)
         text, token_ids = self._tokenize(prompt)
-        self._check(token_ids, params)
+        self._check_length(token_ids)
+        prepared = self._prepare(params)
+        self._check_speculative(params)
         seed = params.seed if params.seed is not None else self._next_seed()
         requests = [
             Request(
@@ -84,7 +104,9 @@ class Processor:
                 max_tokens=min(params.max_tokens or self.max_model_len, self.max_model_len - len(token_ids)),
                 seed=(seed + i * _SAMPLE_STRIDE) % 2**64,
                 eos_token_ids=self.eos_token_ids,
-                bad_words_token_ids=self._bad_words(params.bad_words),
+                bad_words=prepared.bad_words,
+                stop_strings=prepared.stop_strings,
+                stop_token_ids=prepared.stop_token_ids,
                 logprobs=None if params.logprobs is None else [],
                 prompt_logprobs=None if params.prompt_logprobs is None else [None],
                 cache_salt=cache_salt,
@@ -93,9 +115,21 @@ class Processor:
         ]
         return Job(request_id, text, token_ids, requests)
 
+    def _prepare(self, params: SamplingParams) -> _Prepared:
+        """The options checked and put together; the last are kept, because many prompts come with the same ones."""
+        last = self._last
+        if last is not None and last.params is params:
+            return last
+        bad_words = BadWords(self._bad_words(params.bad_words))
+        check_sampling(params, self.vocab_size, self.eos_token_ids, bad_words.always_banned)
+        stop_token_ids = ending_token_ids(params, self.eos_token_ids)
+        prepared = _Prepared(params, bad_words, StopStrings(params.stop_strings), stop_token_ids)
+        self._last = prepared  # another thread may put its own there at any time
+        return prepared
+
     def _tokenize(self, prompt: Prompt) -> tuple[str | None, list[int]]:
         if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
+            return prompt, self._encode_prompt(prompt)
         if isinstance(prompt, Mapping):
             unknown = set(prompt) - {"prompt", "prompt_token_ids"}
             if unknown or len(prompt) != 1:
@@ -104,12 +138,32 @@ class Processor:
                     f"got {sorted(map(str, prompt))}"
                 )
             return self._tokenize(next(iter(prompt.values())))
+        if not isinstance(prompt, Collection) or isinstance(prompt, bytes | bytearray):
+            raise InvalidRequestError(f"a prompt is text, or a list of token ids, got {shown(prompt)}")
         token_ids = list(prompt)
-        if not all(isinstance(token, int) and 0 <= token < self.vocab_size for token in token_ids):
-            raise InvalidRequestError(f"prompt token ids must be whole numbers from 0 to {self.vocab_size - 1}")
-        return None, token_ids
+        self._check_length(token_ids)  # first: a list that is too long need not be looked through
+        for token in token_ids:
+            if not (type(token) is int or isinstance(token, Integral)) or not 0 <= token < self.vocab_size:
+                raise InvalidRequestError(
+                    f"prompt token ids must be whole numbers from 0 to {self.vocab_size - 1}, got {shown(token)}"
+                )
+        return None, [int(token) for token in token_ids]
 
-    def _check(self, token_ids: Sequence[int], params: SamplingParams) -> None:
+    def _encode_prompt(self, text: str) -> list[int]:
+        try:
+            token_ids = self.tokenizer.encode(text)
+        except Exception as error:  # such as half a surrogate pair, which is no text
+            raise InvalidRequestError(f"the prompt cannot be tokenized: {error!r}") from error
+        if not self._are_known(token_ids):
+            raise InvalidRequestError(
+                f"the tokenizer makes tokens of this prompt that the model, with {self.vocab_size}, does not have"
+            )
+        return token_ids
+
+    def _are_known(self, token_ids: Sequence[int]) -> bool:
+        return not token_ids or (min(token_ids) >= 0 and max(token_ids) < self.vocab_size)
+
+    def _check_length(self, token_ids: Sequence[int]) -> None:
         if not token_ids:
             raise InvalidRequestError("the prompt is empty: give at least one token")
         if len(token_ids) >= self.max_model_len:
@@ -117,8 +171,6 @@ class Processor:
                 f"the prompt has {len(token_ids)} tokens and leaves no room to answer: the context is "
                 f"{self.max_model_len} tokens; shorten the prompt or raise max_model_len"
             )
-        check_sampling(params, self.vocab_size)
-        self._check_speculative(params)
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word as it stands at the start of a text and after a space, the two ways it can turn up."""
@@ -126,16 +178,18 @@ class Processor:
         for word in words:
             bare = word.lstrip(" ")
             for spelling in (bare, " " + bare):
-                token_ids = tuple(self.tokenizer.encode(spelling, add_special_tokens=False))
-                if token_ids:
+                try:
+                    token_ids = tuple(self.tokenizer.encode(spelling, add_special_tokens=False))
+                except Exception as error:
+                    raise InvalidOptionError(f"bad_words {shown(word)} cannot be tokenized: {error!r}") from error
+                if token_ids and self._are_known(token_ids):  # what the model does not have it cannot say
                     found[token_ids] = None
         return tuple(found)
 
     def _next_seed(self) -> int:
         if self._seed is None:
             return secrets.randbits(64)
-        self._num_unseeded += 1
-        return (self._seed + self._num_unseeded * _REQUEST_STRIDE) % 2**64
+        return (self._seed + next(self._unseeded) * _REQUEST_STRIDE) % 2**64
 
 
 def _take_salt(prompt: Prompt) -> tuple[Prompt, str]:

@@ -6,9 +6,10 @@ edit logits (sampling_edits.py), then temperature and truncation (sampling_trunc
 - drawn from:  `choose_tokens`, argmax(score + Gumbel noise keyed by the request's seed and the token's position), or
 - handed over: `target_probs`, the distribution p itself, for rules that compare it with a drafter's q.
 
-Temperature 0 is the argmax, the lowest id where tokens tie. A row that cannot be sampled (NaN or infinite logits,
-nothing left) answers with an error and does not touch the others. On the host rows are handled one by one: a row of a
-real vocabulary is wide enough to fill the vector units, and its result cannot depend on which rows came along.
+A temperature of 0 (or next to it, `SamplingParams.greedy`) is the argmax, the lowest id where tokens tie. A row that
+cannot be sampled (NaN or infinite logits, nothing left, a logits processor that raises) answers with an error and does
+not touch the others. On the host rows are handled one by one: a row of a real vocabulary is wide enough to fill the
+vector units, and its result cannot depend on which rows came along.
 """
 
 import math
@@ -19,13 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.errors import RequestFailedError
+from paceline.core.faults import request_error
+from paceline.errors import NothingToSampleError, RequestFailedError
 from paceline.ops.native.noise import race_winner
 from paceline.ops.random import Purpose, gumbel, keyed_uniform, keyed_uniform_rows, noise_key, race
 from paceline.ops.sampling_check import check_sampling
 from paceline.ops.sampling_edits import NodeRow, edit_logits, needs_edit
 from paceline.ops.sampling_logprobs import token_logprobs
-from paceline.ops.sampling_truncate import NOTHING_TO_SAMPLE, shortlist, truncated_scores, truncates
+from paceline.ops.sampling_truncate import nothing_to_sample, shortlist, truncated_scores, truncates
 from paceline.ops.sampling_types import FloatRow, Probs
 
 __all__ = [
@@ -58,8 +60,12 @@ def target_probs(rows: Sequence[NodeRow], logits: Tensor) -> list[Probs | Reques
 def _guarded(compute: Callable[[NodeRow, Tensor], T], row: NodeRow, logits: Tensor) -> T | RequestFailedError:
     try:
         return compute(row, logits)
-    except RequestFailedError as error:
-        return error
+    except NothingToSampleError as error:
+        best = float(logits[row.logits_row].max())
+        # Where the model itself left nothing, its logits are at fault and not the options.
+        return error if math.isfinite(best) else RequestFailedError(f"the model's largest logit is {best}")
+    except BaseException as error:
+        return request_error("sampling", error)
 
 
 def edited_logits(row: NodeRow, logits: Tensor) -> FloatRow:  # -> [vocab], not to be written to
@@ -115,7 +121,7 @@ def _sample_key(row: NodeRow) -> int:
 def _greedy(values: FloatRow) -> int:
     best = int(values.argmax())  # the first of equals; NaN before everything
     if not math.isfinite(values[best]):
-        raise RequestFailedError(NOTHING_TO_SAMPLE.format(values[best]))
+        raise nothing_to_sample(float(values[best]))
     return best
 
 
@@ -138,7 +144,10 @@ def _choose_on_device(rows: Sequence[NodeRow], logits: Tensor) -> list[int | Req
     best = values.max(-1)
     answers: list[int | RequestFailedError] = []
     for i, (token, value) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True)):
-        answers.append(token if math.isfinite(value) else RequestFailedError(NOTHING_TO_SAMPLE.format(value)))
         if i in failed:
-            answers[i] = failed[i]
+            answers.append(failed[i])
+        elif math.isfinite(value):
+            answers.append(token)
+        else:  # the host says what is wrong with it
+            answers.append(_guarded(row_token, rows[i], logits))
     return answers

@@ -8,7 +8,7 @@ the penalties, for bad words and for min_tokens. The order is vLLM's:
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -75,12 +75,13 @@ class _OptionIds:
         )
 
 
-def _distinct(token_ids: Sequence[int]) -> IdRow:
-    return np.unique(np.array(token_ids, dtype=np.int64))
+def _distinct(token_ids: Collection[int]) -> IdRow:
+    return np.unique(np.fromiter(token_ids, np.int64, len(token_ids)))
 
 
 _option_ids = _OncePer(_OptionIds.of)
-_distinct_prompt_ids = _OncePer(_distinct)
+_distinct_prompt_ids: _OncePer[Sequence[int], IdRow] = _OncePer(_distinct)
+_stop_ids: _OncePer[frozenset[int], IdRow] = _OncePer(_distinct)
 
 
 def needs_edit(row: NodeRow) -> bool:
@@ -90,7 +91,7 @@ def needs_edit(row: NodeRow) -> bool:
         params.logit_bias
         or params.allowed_token_ids is not None
         or params.logits_processors
-        or row.request.bad_words_token_ids
+        or row.request.bad_words
         or _held_back(row)
         or _has_penalties(params)
     )
@@ -107,11 +108,10 @@ def edit_logits(row: NodeRow, logits: FloatRow) -> FloatRow:
         logits = np.full_like(everything, -np.inf)
         logits[ids.allowed] = everything[ids.allowed]
     output_ids = request.output_token_ids + list(row.draft_ids)
-    banned = _bad_word_endings(request.bad_words_token_ids, output_ids)
-    if _held_back(row):
-        banned += request.stop_token_ids
-    if banned:
+    for banned in request.bad_words.endings(output_ids):
         logits[banned] = -np.inf
+    if _held_back(row):
+        logits[_stop_ids(request.stop_token_ids)] = -np.inf
     logits[ids.bias_ids] += ids.bias_values
     if params.logits_processors:
         logits = _run_processors(params, [*request.prompt_token_ids, *output_ids], logits)
@@ -123,15 +123,6 @@ def edit_logits(row: NodeRow, logits: FloatRow) -> FloatRow:
 def _held_back(row: NodeRow) -> bool:
     """min_tokens not reached yet: tokens that would end the output cannot be chosen."""
     return row.request.num_output_tokens + len(row.draft_ids) < row.request.sampling_params.min_tokens
-
-
-def _bad_word_endings(bad_words: Sequence[Sequence[int]], output_ids: Sequence[int]) -> list[int]:
-    """The last token of every bad word whose other tokens are what the output ends with."""
-    banned = []
-    for *start, last in bad_words:
-        if len(start) <= len(output_ids) and list(output_ids[len(output_ids) - len(start) :]) == start:
-            banned.append(last)
-    return banned
 
 
 def _run_processors(params: SamplingParams, token_ids: Sequence[int], logits: FloatRow) -> FloatRow:

@@ -18,15 +18,22 @@ import torch
 from torch import Tensor
 
 from paceline.core.sampling_params import SamplingParams
-from paceline.errors import RequestFailedError
+from paceline.errors import NothingToSampleError, RequestFailedError
 from paceline.ops.sampling_types import FloatRow, IdRow
 
 _FEW = 4096  # candidates that are sorted as they are, without looking for a tighter threshold
 
-NOTHING_TO_SAMPLE = (
-    "nothing can be sampled: the largest logit is {}. Either the model gave NaN or infinite logits, or "
-    "allowed_token_ids, bad_words, logit_bias, min_tokens and the logits processors together left no token"
-)
+
+def nothing_to_sample(best: float) -> RequestFailedError:
+    """The error of a row whose largest logit is not a number that can be sampled from."""
+    if best == -math.inf:
+        return NothingToSampleError(
+            "nothing can be sampled: allowed_token_ids, bad_words, min_tokens and the logits processors together left "
+            "no token. Allow another one, or forbid fewer"
+        )
+    return RequestFailedError(
+        f"nothing can be sampled: the largest logit is {best}. The model, or a logits processor, gave NaN or infinity"
+    )
 
 
 def truncates(params: SamplingParams, vocab_size: int) -> bool:
@@ -38,7 +45,7 @@ def shortlist(logits: FloatRow, params: SamplingParams) -> tuple[IdRow | None, F
     """The ids that are left, ascending, and their scores; None for the ids where nothing truncates."""
     best = logits[logits.argmax()]  # NaN wins argmax, so this one number shows every way a row can be unusable
     if not math.isfinite(best):
-        raise RequestFailedError(NOTHING_TO_SAMPLE.format(best))
+        raise nothing_to_sample(float(best))
     scores = logits - best
     scores /= np.float32(params.temperature)
     lowest = _log_min_p(params.min_p)

@@ -26,6 +26,7 @@ from paceline.lab.expected import reach_probabilities
 from paceline.spec.controller_cost import PassCostModel, calibrate
 from paceline.spec.controller_members import TRIAL_REQUESTS, MemberChoice
 from paceline.spec.controller_select import Selection, above_bar, path_chances, select, shifted
+from paceline.spec.drafter_faults import DrafterFaults
 from paceline.spec.proposer import Budget, Needs, StepContext
 from paceline.spec.repeat_watch import RepeatWatch
 from paceline.spec.services import Services
@@ -143,6 +144,11 @@ class AutoProposer:
     def usefulness(self) -> MemberChoice:
         """Which members are worth asking at all."""
         return self.choice
+
+    @property
+    def faults(self) -> DrafterFaults:
+        """Which members raised."""
+        return self.drafters.faults
 
     def check_params(self, params: SamplingParams) -> None:
         self.drafters.check_params(params)

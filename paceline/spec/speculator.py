@@ -4,8 +4,11 @@
 
     speculator.observe(step)           after a target pass: who was accepted, who is gone
     speculator.propose(step)           the next trees, one per request of `step.requests`
+
+Neither raises because a proposer does: see `drafter_faults.py`.
 """
 
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -14,15 +17,20 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.core.draft_counts import DraftCounts
+from paceline.core.faults import request_error
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.errors import InvalidOptionError, PacelineError
 from paceline.spec.choice import PLAIN, Choice, choose
 from paceline.spec.config import SpeculativeConfig
+from paceline.spec.drafter_faults import DrafterFaults
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext, union
 from paceline.spec.proposers import build_proposer
 from paceline.spec.services import Services
 from paceline.spec.statistics import MethodStats
+
+logger = logging.getLogger("paceline")
 
 
 class Speculator:
@@ -33,6 +41,7 @@ class Speculator:
         self._building = threading.Lock()
         self._stats: dict[str, MethodStats] = defaultdict(MethodStats)
         self._choices: dict[str, Choice] = {}  # request id -> how it is drafted for
+        self._faults = DrafterFaults()
         self._all_rest = False  # did no proposer want to be asked after the last pass?
         if self.config is not None and self.config.method != "none":
             self._proposer(self.config.method)
@@ -50,8 +59,15 @@ class Speculator:
     @property
     def needs(self) -> Needs:
         """What all proposers in use need together, in the next step: grows when a request brings a new method."""
-        needs = [proposer.needs for proposer in list(self._proposers.values())]
+        needs = [self._needs_of(name, proposer) for name, proposer in list(self._proposers.items())]
         return needs[0] if len(needs) == 1 else union(needs)
+
+    def _needs_of(self, name: str, proposer: Proposer) -> Needs:
+        try:
+            return Needs() if name in self._faults.off else proposer.needs
+        except BaseException as error:
+            self._faults.note(name, error)
+            return Needs()
 
     @property
     def max_nodes(self) -> int:
@@ -69,11 +85,17 @@ class Speculator:
     def check_request(self, params: SamplingParams) -> None:
         """Refuse a request whose own choice cannot be honoured, before it is queued."""
         chosen = choose(self.config, params.speculative)
-        if chosen is not PLAIN:
+        if chosen is PLAIN:
+            return
+        try:
             proposer = self._proposer(chosen.method)
             check = getattr(proposer, "check_params", None)
             if check is not None:
                 check(params)
+        except PacelineError:
+            raise
+        except BaseException as error:
+            raise request_error(f"checking the request with method {chosen.method!r}", error) from error
 
     def observe(self, step: StepContext) -> None:
         served: dict[str, list[Request]] = defaultdict(list)
@@ -85,8 +107,13 @@ class Speculator:
         if self._all_rest and not step.gone:
             return  # nothing was drafted, and nobody asked
         for name, proposer in list(self._proposers.items()):  # a request may bring a method from another thread
+            if name in self._faults.off:
+                continue
             begin_s = time.perf_counter()
-            proposer.observe(step)
+            try:
+                proposer.observe(step)
+            except BaseException as error:
+                self._faults.note(name, error)
             self._stats[name].spend(time.perf_counter() - begin_s, served[name])
         for request in step.gone:
             self._choices.pop(request.request_id, None)
@@ -102,14 +129,19 @@ class Speculator:
                 part = replace(step, requests=[step.requests[i] for i in indices])
             stats = self._stats[method]
             begin_s = time.perf_counter()
-            drafts = self._proposer(method).propose(part, budgets)
+            drafts: Sequence[DraftTree] = ()
+            try:
+                drafts = self._proposer(method).propose(part, budgets)
+                check_trees(drafts, budgets, self._services.vocab_size, method)
+            except BaseException as error:
+                self._faults.note(method, error)
+                drafts = [EMPTY_TREE] * len(indices)
             stats.spend(time.perf_counter() - begin_s, part.requests)
             stats.num_proposals += len(indices)
-            for i, tree, budget in zip(indices, drafts, budgets, strict=True):
+            for i, tree in zip(indices, drafts, strict=True):
                 if tree.token_ids:
-                    if __debug__:
-                        check_tree(tree, budget, self._services.vocab_size, method)
                     trees[i] = tree if tree.members is not None else tree.by(method)
+        self._faults.end_step()
         return trees
 
     def _is_rest_for_all(self) -> bool:
@@ -132,9 +164,15 @@ class Speculator:
             report = getattr(proposer, "report", None)
             if report is not None:
                 figures.setdefault(name, MethodStats().to_dict())["decisions"] = report()
+            if hasattr(proposer, "faults"):
+                proposer.faults.add_to(figures.setdefault(name, MethodStats().to_dict())["by_member"])
+        self._faults.add_to(figures)
         return figures
 
     def _proposer(self, method: str) -> Proposer:
+        known = self._proposers.get(method)
+        if known is not None:
+            return known  # without waiting for one that another thread is building
         with self._building:  # requests are checked in their callers' threads: two may bring the same method
             if method not in self._proposers:
                 config = self.config
@@ -147,7 +185,11 @@ class Speculator:
     def _choice(self, request: Request) -> Choice:
         chosen = self._choices.get(request.request_id)
         if chosen is None:
-            chosen = choose(self.config, request.sampling_params.speculative)
+            try:
+                chosen = choose(self.config, request.sampling_params.speculative)
+            except InvalidOptionError as error:  # `check_request` was not asked
+                logger.warning("request %s is decoded plainly: %s", request.request_id, error)
+                chosen = PLAIN
             self._choices[request.request_id] = chosen
         return chosen
 
@@ -160,7 +202,7 @@ class Speculator:
             nodes = chosen.node_budget
             if nodes <= chosen.num_speculative_tokens:  # room for one path: it must not become two short ones
                 nodes = min(nodes, depth)
-            if nodes > 0 and depth > 0:
+            if nodes > 0 and depth > 0 and chosen.method not in self._faults.off:
                 group = groups.get(chosen.method)
                 if group is None:
                     group = groups[chosen.method] = [], []
@@ -169,9 +211,20 @@ class Speculator:
         return groups
 
 
+def check_trees(trees: Sequence[DraftTree], budgets: Sequence[Budget], vocab_size: int, method: str) -> None:
+    for tree, budget in zip(trees, budgets, strict=True):
+        if tree.token_ids:
+            check_tree(tree, budget, vocab_size, method)
+
+
 def check_tree(tree: DraftTree, budget: Budget, vocab_size: int, method: str) -> None:
     """Our own invariant: a proposer gives back a tree over the vocabulary, inside its budget."""
     tree.check(vocab_size)
-    assert len(tree) <= budget.num_nodes, f"{method} drafted {len(tree)} nodes, budget {budget.num_nodes}"
+    if len(tree) > budget.num_nodes:
+        raise ValueError(f"{method} drafted {len(tree)} nodes, budget {budget.num_nodes}")
     depth = max(tree.depths(), default=0)
-    assert depth <= budget.max_depth, f"{method} drafted to depth {depth}, budget {budget.max_depth}"
+    if depth > budget.max_depth:
+        raise ValueError(f"{method} drafted to depth {depth}, budget {budget.max_depth}")
+    for beside in (tree.draft_probs, tree.members, tree.confidence):
+        if beside is not None and len(beside) != len(tree):
+            raise ValueError(f"{method} drafted {len(tree)} nodes and says something of {len(beside)}")

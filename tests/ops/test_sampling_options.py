@@ -1,5 +1,6 @@
 """Every option against a plain reading of its definition, alone and mixed, at the root and on draft nodes."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.core.bad_words import BadWords
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
-from paceline.errors import InvalidOptionError, RequestFailedError
+from paceline.errors import InvalidOptionError, NothingToSampleError, RequestFailedError
 from paceline.ops.sampling import NodeRow, _choose_on_device, check_sampling, choose_tokens, row_probs, target_probs
 from paceline.ops.sampling_truncate import shortlist, truncated_scores
 
@@ -94,7 +96,7 @@ def test_options_by_definition(option: dict[str, Any], output: list[int], num_dr
     bad = ((4, 9, 1, 3), (5,), (9, 6))
     params = SamplingParams(max_tokens=64, **option)
     cut = max(0, len(output) - num_draft)
-    request = request_of(params, output[:cut], bad_words_token_ids=bad)
+    request = request_of(params, output[:cut], bad_words=BadWords(bad))
     for seed in range(5):
         logits = np.random.default_rng(seed).normal(0, 2, (3, VOCAB)).astype(np.float32)
         found = row_probs(NodeRow(request, tuple(output[cut:]), 1), torch.from_numpy(logits))
@@ -241,9 +243,36 @@ def test_unusable_logits_fail_their_own_row_alone(value: float, temperature: flo
 
 def test_a_row_with_nothing_left_says_so() -> None:
     params = SamplingParams(allowed_token_ids=[4, EOS], min_tokens=1)
-    request = request_of(params, bad_words_token_ids=((4,),))
+    request = request_of(params, bad_words=BadWords([(4,)]))
     (answer,) = choose_tokens([NodeRow(request, (), 0)], torch.zeros(1, VOCAB))
     assert isinstance(answer, RequestFailedError) and "left no token" in str(answer)
+
+
+def test_options_that_leave_nothing_are_told_from_a_model_that_gives_nothing() -> None:
+    """The first is the caller's to mend, the second is not."""
+    params = SamplingParams(allowed_token_ids=[4, 5])
+    for temperature in (0.0, 1.0):
+        params = dataclasses.replace(params, temperature=temperature)
+        row = NodeRow(request_of(params, bad_words=BadWords([(4,), (5,)])), (), 0)
+        for value in (0.0, math.nan, math.inf, -math.inf):
+            for choose in (choose_tokens, _choose_on_device, target_probs):
+                (answer,) = choose([row], torch.full((1, VOCAB), value))
+                assert isinstance(answer, RequestFailedError)
+                assert isinstance(answer, NothingToSampleError) == (value == 0.0)
+
+
+def strange_processor(token_ids: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+    return torch.empty(logits.shape, device="meta")
+
+
+@pytest.mark.parametrize("choose", [choose_tokens, _choose_on_device, target_probs])
+def test_any_exception_while_sampling_fails_its_own_row_alone(choose: Any) -> None:
+    rows = [NodeRow(request_of(SamplingParams()), (), i) for i in range(3)]
+    rows[1] = NodeRow(request_of(SamplingParams(logits_processors=[strange_processor])), (), 1)
+    logits = torch.zeros(3, VOCAB)
+    first, second, third = choose(rows, logits)
+    assert isinstance(second, RequestFailedError) and not isinstance(second, NothingToSampleError)
+    assert np.array_equal(first, choose(rows[:1], logits)[0]) and np.array_equal(third, choose(rows[2:], logits)[0])
 
 
 def test_processors_get_the_tokens_before_the_node() -> None:
@@ -294,6 +323,40 @@ def test_a_failing_processor_fails_its_request(processor: Any, message: str) -> 
 def test_ids_outside_the_vocabulary_are_refused(option: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidOptionError, match=message):
         check_sampling(SamplingParams(**option), VOCAB)
+
+
+@pytest.mark.parametrize(
+    ("option", "banned"),
+    [
+        ({"allowed_token_ids": [3, 4]}, {3, 4}),
+        ({"allowed_token_ids": [3, EOS], "min_tokens": 1}, {3}),
+        ({"allowed_token_ids": [3, 5], "min_tokens": 1, "stop_token_ids": [5]}, {3}),
+        ({"allowed_token_ids": [EOS], "min_tokens": 1}, set()),
+        ({}, set(range(VOCAB))),
+        ({"min_tokens": 1}, set(range(VOCAB)) - {EOS}),
+        ({"logit_bias": {3: 100.0}, "allowed_token_ids": [3]}, {3}),
+    ],
+)
+def test_options_that_can_leave_no_token_are_refused_before_they_run(option: dict[str, Any], banned: set[int]) -> None:
+    with pytest.raises(InvalidOptionError, match="nothing could be sampled"):
+        check_sampling(SamplingParams(**option), VOCAB, (EOS,), banned)
+
+
+@pytest.mark.parametrize(
+    ("option", "banned"),
+    [
+        ({"allowed_token_ids": [3, 4]}, {3}),
+        ({"allowed_token_ids": [3, EOS], "min_tokens": 1, "ignore_eos": True}, {3}),
+        ({"allowed_token_ids": [3, EOS]}, {3}),
+        ({"min_tokens": 1}, set(range(VOCAB)) - {EOS, 2}),
+        ({"logit_bias": {3: -100.0}, "allowed_token_ids": [3]}, set()),
+    ],
+)
+def test_options_that_leave_one_token_pass_and_can_be_sampled(option: dict[str, Any], banned: set[int]) -> None:
+    params = SamplingParams(**option)
+    check_sampling(params, VOCAB, (EOS,), banned)
+    row = NodeRow(request_of(params, bad_words=BadWords([(token,) for token in banned])), (), 0)
+    assert isinstance(choose_tokens([row], torch.zeros(1, VOCAB))[0], int)
 
 
 def test_sound_ids_pass() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.core.bad_words import BadWords
 from paceline.core.outputs import VerifyResult
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
@@ -53,7 +54,7 @@ def requests_of(options: dict[str, Any]) -> list[Request]:
         prompt = generator.integers(0, VOCAB - 1, size=generator.integers(1, 12)).tolist()
         length = max(LENGTHS[i % len(LENGTHS)], options.get("min_tokens", 0))
         requests.append(toy_request(f"r{i}", prompt, max_tokens=length, seed=i, **options))
-        requests[-1].bad_words_token_ids = ((5, 6), (8,))
+        requests[-1].bad_words = BadWords([(5, 6), (8,)])
         if options.get("logprobs") is not None:
             requests[-1].logprobs = []
     return requests

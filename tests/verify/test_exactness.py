@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
+from paceline.core.bad_words import BadWords
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.errors import RequestFailedError
@@ -45,7 +46,7 @@ def options(draw: st.DrawFn, vocab: int) -> SamplingParams:
 def worlds(draw: st.DrawFn, vocab: int = 3) -> World:
     bad_words = draw(st.sampled_from([(), ((1, 0),), ((0,),), ((2, 2), (1, 1, 0))]))
     params = SamplingParams() if bad_words == ((0,),) else draw(options(vocab))
-    request = Request("toy", [0, 1], params, max_tokens=64, seed=0, bad_words_token_ids=bad_words)
+    request = Request("toy", [0, 1], params, max_tokens=64, seed=0, bad_words=BadWords(bad_words))
     return World(toy_logits(vocab, draw(st.integers(0, 10**6))), request)
 
 

@@ -23,6 +23,7 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.errors import InvalidOptionError
 from paceline.spec.credit import Credit, Guess, Row, make_guess
+from paceline.spec.drafter_faults import DrafterFaults
 from paceline.spec.proposer import Budget, Proposer, StepContext, union
 from paceline.spec.services import Services
 from paceline.spec.usefulness import Usefulness
@@ -143,6 +144,7 @@ class MergeProposer:
         self.credit = Credit(credit)
         listeners = [name for name, member in self.members.items() if member.needs.hidden_layers]
         self.usefulness = Usefulness(list(self.members), listeners)
+        self.faults = DrafterFaults()
         self.learns = True  # from what becomes of the next drafts; not to learn from all of them saves time
         self._candidates: dict[str, Candidates | Alone] = {}  # request id -> drafts to learn from
 
@@ -153,6 +155,7 @@ class MergeProposer:
                 check(params)
 
     def observe(self, step: StepContext) -> None:
+        self.faults.end_step()
         if self._candidates:
             for verified in step.passes:
                 candidates = self._candidates.pop(verified.request.request_id, None)
@@ -163,10 +166,13 @@ class MergeProposer:
         usefulness, clock = self.usefulness, self.usefulness.clock
         for name, member in self.members.items():
             told = usefulness.is_told(name)
-            if not told and not step.gone:
+            if (not told and not step.gone) or name in self.faults.off:
                 continue
             begin_s = clock()
-            member.observe(step if told else StepContext([], gone=step.gone))
+            try:
+                member.observe(step if told else StepContext([], gone=step.gone))
+            except BaseException as error:
+                self.faults.note(name, error)
             usefulness.spend(name, clock() - begin_s)
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
@@ -193,10 +199,19 @@ class MergeProposer:
         return [Budget(min(nodes, most_nodes), min(depth, most_depth)) for nodes, depth in budgets]
 
     def _ask(self, name: str, step: StepContext, budgets: list[Budget]) -> list[DraftTree]:
-        """One member's trees, at its own expense."""
+        """One member's trees, at its own expense; a member that raises has none."""
+        nothing = [EMPTY_TREE] * len(budgets)
+        if name in self.faults.off:
+            return nothing
         clock = self.usefulness.clock
         begin_s = clock()
-        trees = self.members[name].propose(step, budgets)
+        try:
+            trees = self.members[name].propose(step, budgets)
+            if len(trees) != len(budgets):
+                raise ValueError(f"{name} drafted {len(trees)} trees for {len(budgets)} requests")
+        except BaseException as error:
+            self.faults.note(name, error)
+            trees = nothing
         self.usefulness.spend(name, clock() - begin_s)
         return trees
 
