@@ -136,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
         max_token_delay_s=args.max_token_delay,
         seed=args.seed,
     )
+    llm.get_tokenizer().control_tokens.make_ready()
     gc.collect()
     gc.freeze()  # the model and the tables stay as long as the process: no collection need look through them again
     methods = [name for name, method in PROPOSERS.items() if method.per_request and name != "none"]

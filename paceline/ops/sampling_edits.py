@@ -10,7 +10,7 @@ the penalties, for bad words and for min_tokens. The order is vLLM's:
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from paceline.errors import RequestFailedError
 from paceline.ops.sampling_types import FloatRow, IdRow
 
 Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +38,41 @@ class NodeRow:
         return self.request.num_tokens + len(self.draft_ids)
 
 
-class _OncePer(Generic[Key, Value]):
-    """Computes something once for an object, told apart by identity; the last `size` objects are remembered."""
+class _Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
 
-    def __init__(self, compute: Callable[[Key], Value], size: int = 1024) -> None:
-        self._compute, self._size = compute, size
+
+Value = TypeVar("Value", bound=_Sized)
+
+MAX_REMEMBERED, MAX_REMEMBERED_BYTES = 256, 32 << 20  # of what requests brought: they end, and nobody says so here
+
+
+class _OncePer(Generic[Key, Value]):
+    """Computes something once for an object, told apart by identity; the last ones are remembered."""
+
+    def __init__(self, compute: Callable[[Key], Value]) -> None:
+        self._compute = compute
         # id -> (the object itself, so that its id cannot be reused; what was computed), least recently used first
         self._entries: OrderedDict[int, tuple[Key, Value]] = OrderedDict()
+        self._num_bytes = 0
 
     def __call__(self, key: Key) -> Value:
         entry = self._entries.get(id(key))
         if entry is None:
             entry = self._entries[id(key)] = (key, self._compute(key))
-            if len(self._entries) > self._size:
-                self._entries.popitem(last=False)
+            self._num_bytes += entry[1].nbytes
+            while len(self._entries) > MAX_REMEMBERED or (
+                self._num_bytes > MAX_REMEMBERED_BYTES and len(self._entries) > 1
+            ):
+                _, (_, oldest) = self._entries.popitem(last=False)
+                self._num_bytes -= oldest.nbytes
         else:
             self._entries.move_to_end(id(key))
         return entry[1]
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +82,10 @@ class _OptionIds:
     allowed: IdRow
     bias_ids: IdRow
     bias_values: FloatRow
+
+    @property
+    def nbytes(self) -> int:
+        return self.allowed.nbytes + self.bias_ids.nbytes + self.bias_values.nbytes
 
     @staticmethod
     def of(params: SamplingParams) -> "_OptionIds":

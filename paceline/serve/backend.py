@@ -85,6 +85,8 @@ class Backend(Protocol):
 
     def watch(self, observer: StepObserver) -> None: ...
 
+    def when_dead(self, callback: Callable[[Exception], None]) -> None: ...  # called in the engine's thread, once
+
     def shutdown(self) -> None: ...
 
     def check_integrity(self) -> None: ...  # only after shutdown: asserts that no KV block was lost

@@ -1,6 +1,6 @@
 """`Backend` over `AsyncLLM`: the engine's own objects become the few records that the server knows."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from paceline.core.outputs import RequestOutput
@@ -24,7 +24,6 @@ class EngineBackend:
         self.methods = tuple(methods)
         self._methods: dict[str, str] = {}  # request id -> who drafts for it
         self.tokenizer = llm.get_tokenizer()
-        self.tokenizer.control_tokens.make_ready()
 
     def generate(
         self, token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str
@@ -70,6 +69,11 @@ class EngineBackend:
         if method is None:
             method = self._methods[request.request_id] = self.method_of(request.sampling_params)
         return method
+
+    def when_dead(self, callback: Callable[[Exception], None]) -> None:
+        self._llm.on_death = callback
+        if self._llm.death is not None:  # it died before anybody asked
+            callback(self._llm.death)
 
     def shutdown(self) -> None:
         self._llm.shutdown()

@@ -8,7 +8,14 @@ A traceback never leaves the server; an unexpected error is logged under the req
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.errors import EngineDeadError, InvalidOptionError, InvalidRequestError, PacelineError, RequestFailedError
+from paceline.errors import (
+    EngineDeadError,
+    InvalidOptionError,
+    InvalidRequestError,
+    NothingToSampleError,
+    PacelineError,
+    RequestFailedError,
+)
 
 _TYPES = {
     400: "invalid_request_error",
@@ -60,6 +67,8 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
         return ApiError(400, str(error), code="invalid_value")
     if isinstance(error, EngineDeadError):
         return ApiError(503, "the engine is not running: try another server, or restart this one", code="engine_dead")
-    if isinstance(error, RequestFailedError):
+    if isinstance(error, NothingToSampleError):
+        return ApiError(400, str(error), code="nothing_to_sample")
+    if isinstance(error, RequestFailedError) and error.__cause__ is None:  # with a cause it quotes something internal
         return ApiError(500, str(error), code="request_failed")
     return ApiError(500, f"internal error; the server's log has it under request id {request_id}", code="internal")

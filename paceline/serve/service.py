@@ -1,6 +1,7 @@
 """From a request body to the engine's states: one path for chat and completions, streamed or not."""
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -9,7 +10,6 @@ from typing import Any
 
 from paceline.core.outputs import RequestMetrics, RequestOutput, TokenLogprobs
 from paceline.core.sampling_params import SamplingParams
-from paceline.errors import EngineDeadError
 from paceline.serve.backend import Backend
 from paceline.serve.config import ServerConfig
 from paceline.serve.deltas import Cursor
@@ -88,6 +88,11 @@ class Service:
         self.engine_dead = False
         self.begin_s = time.time()
         backend.watch(self.recorder.observe)
+        backend.when_dead(self._note_death)
+
+    def _note_death(self, error: Exception) -> None:
+        self.engine_dead = True
+        log("engine_dead", level=logging.CRITICAL, error=error)
 
     def num_sequences(self, body: GenerationRequest) -> int:
         """How many sequences a call asks for, before anything is tokenized."""
@@ -151,14 +156,6 @@ class Service:
 
     async def _one(self, call: Call, prompt: int) -> AsyncIterator[tuple[int, RequestOutput]]:
         """The states of one prompt, its latencies observed on the way."""
-        try:
-            async for item in self._measured(call, prompt):
-                yield item
-        except EngineDeadError:
-            self.engine_dead = True
-            raise
-
-    async def _measured(self, call: Call, prompt: int) -> AsyncIterator[tuple[int, RequestOutput]]:
         metrics = self.metrics
         last_s, num_known = call.arrival_s, 0
         outputs = self.backend.generate(call.prompts[prompt], call.params, call.request_id(prompt), call.cache_salt)

@@ -3,6 +3,7 @@
 import argparse
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     class Engine:
         def __init__(self, model: str, speculative: Any, **options: Any) -> None:
             seen.update(model=model, speculative=speculative, options=options)
+
+        def get_tokenizer(self) -> Any:
+            return SimpleNamespace(control_tokens=SimpleNamespace(make_ready=lambda: seen.update(ready=True)))
 
     def run_server(backend: Any, config: Any, host: str, port: int, log_level: str) -> int:
         seen.update(backend=backend, config=config, host=host, port=port, log_level=log_level)
@@ -41,6 +45,7 @@ def test_it_listens_on_this_machine_only_by_default(started: dict[str, Any]) -> 
     assert started["config"].model_names == (started["model"],)
     assert started["config"].api_keys == () and started["config"].cors_origins == ()
     assert started["speculative"] is None
+    assert started["options"]["max_token_delay_s"] == 0.03 and started["ready"]
 
 
 def test_options_reach_the_engine_and_the_server(started: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

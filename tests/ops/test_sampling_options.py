@@ -404,3 +404,18 @@ def test_a_temperature_near_zero_is_greedy_and_does_not_overflow() -> None:
     params = SamplingParams(temperature=1e-30, top_k=3, top_p=0.9)
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(0)) * 10
     assert row_probs(NodeRow(request_of(params), (), 0), logits)[int(logits.argmax())] == 1.0
+
+
+def test_what_requests_brought_is_not_kept_for_ever() -> None:
+    from paceline.ops import sampling_edits
+    from paceline.ops.sampling_edits import _distinct, _OncePer
+
+    few: _OncePer[list[int], np.ndarray] = _OncePer(_distinct)
+    kept = [few([i]) for i in range(3 * sampling_edits.MAX_REMEMBERED)]
+    assert len(few) == sampling_edits.MAX_REMEMBERED and len(kept) == 3 * len(few)
+    large: _OncePer[list[int], np.ndarray] = _OncePer(_distinct)
+    for _ in range(100):
+        large(list(range(100_000)))
+    assert len(large) <= sampling_edits.MAX_REMEMBERED_BYTES // 800_000
+    prompt = [3, 1, 3]
+    assert large(prompt) is large(prompt)

@@ -6,7 +6,7 @@ demand. It keeps the contract of `Backend` that the server relies on: whole stat
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.core.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
@@ -91,6 +91,13 @@ class FakeBackend:
 
     def watch(self, observer: StepObserver) -> None:
         self._observers.append(observer)
+
+    def when_dead(self, callback: Callable[[Exception], None]) -> None:
+        self._on_death = callback
+
+    def die(self) -> None:
+        self.dead = True
+        self._on_death(EngineDeadError("the model gave nonsense"))
 
     def shutdown(self) -> None:
         self.dead = True

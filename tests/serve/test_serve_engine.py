@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,7 @@ def test_a_crowd_that_comes_and_goes_leaves_nothing_behind(toy: Running, http: h
 
 def test_hanging_up_gives_the_kv_back(toy: Running) -> None:
     backend: Any = toy.backend
+    backend._core.observers.append(lambda step: time.sleep(0.01))  # so that it still runs when the client looks
     with toy.client() as client:
         body = {"prompt": "abc", "max_tokens": 250, "ignore_eos": True, "stream": True}
         with client.stream("POST", "/v1/completions", json=body) as answer:
@@ -166,6 +168,7 @@ def test_hanging_up_gives_the_kv_back(toy: Running) -> None:
             assert backend.load().num_running == 1 and backend.load().kv_usage > 0
     wait_until(lambda: backend.load().num_running == 0, timeout_s=2)
     wait_until(lambda: backend.load().kv_usage == 0, timeout_s=1)
+    backend._core.observers.pop()
 
 
 def test_the_default_model_answers_as_it_does_offline(smollm2_float32: LoadedModel) -> None:

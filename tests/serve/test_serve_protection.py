@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from paceline.errors import InvalidOptionError
+from paceline.serve import server
 from paceline.serve.config import ServerConfig
 from paceline.serve.logs import JsonLines
 from tests.serve import fake
@@ -229,13 +230,21 @@ def test_requests_that_take_too_long_are_ended() -> None:
         assert not backend.running and len(backend.aborted) == 2
 
 
-def test_a_dead_engine_is_said_to_be_dead() -> None:
+def test_a_dead_engine_is_said_to_be_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "DEATH_GRACE_S", 60.0)
     backend = fake.FakeBackend()
     with running(backend) as handle, handle.client() as client:
-        backend.dead = True
+        backend.die()
         assert error_of(client.post("/v1/completions", json={"prompt": "x"}), 503)["code"] == "engine_dead"
         error_of(client.get("/health"), 503)
         error_of(client.get("/ready"), 503)
+
+
+def test_a_server_whose_engine_died_ends_for_its_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "DEATH_GRACE_S", 0.1)
+    backend = fake.FakeBackend()
+    threading.Timer(0.5, backend.die).start()
+    assert server.run_server(backend, ServerConfig(("fake",)), "127.0.0.1", 0) == 1
 
 
 @pytest.mark.parametrize("log_prompts", [False, True])
