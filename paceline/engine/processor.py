@@ -134,7 +134,7 @@ class Processor:
             unknown = set(prompt) - {"prompt", "prompt_token_ids"}
             if unknown or len(prompt) != 1:
                 raise InvalidRequestError(
-                    'a prompt mapping has "prompt" or "prompt_token_ids", and perhaps "cache_salt"; '
+                    'a prompt mapping has one key, "prompt" or "prompt_token_ids", and perhaps "cache_salt"; '
                     f"got {sorted(map(str, prompt))}"
                 )
             return self._tokenize(next(iter(prompt.values())))
