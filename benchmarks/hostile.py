@@ -2,10 +2,12 @@
 
     python benchmarks/hostile.py [--seconds 600] [--streams 16] [--attack NAME ...] [--json FILE]
 
-Friendly clients read greedy and seeded answers, back to back. Attacks (hostile_attacks.py) take turns beside them, with
-quiet slices in between. Every friendly text must be the one that the quiet server gave before. A gap between two events
-of a stream counts for the attack under way when the later one came; a slice ends only once every friendly stream was
-heard again. A server that died is started again, and the run goes on.
+Friendly clients read greedy and seeded answers, back to back, each under a `cache_salt` of its own: otherwise the
+drafters would know the repeated answers by heart, and passes of hundreds of draft rows would hide what an attack adds.
+Attacks (hostile_attacks.py) take turns beside them, with quiet slices in between. Every friendly text must be the one
+that the quiet server gave before. A gap between two events of a stream counts for the attack under way when the later
+one came; a slice ends only once every friendly stream was heard again. A server that died is started again, and the run
+goes on. The server's pool of keys and values is small: it fills up as a cache does, and what else grows is to show.
 
 | column         | meaning                                                                                     |
 |----------------|---------------------------------------------------------------------------------------------|
@@ -75,10 +77,11 @@ def friendly_requests() -> list[dict[str, Any]]:
 
 
 class Server:
-    def __init__(self, model: str, log: Path) -> None:
+    def __init__(self, model: str, num_kv_blocks: int, log: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self._command = [sys.executable, "-m", "paceline", "serve", model, "--port", str(self.port)]
+        self._command += ["--num-kv-blocks", str(num_kv_blocks)]
         self._log = log
         log.write_bytes(b"")
 
@@ -193,9 +196,10 @@ class Slices:
 class Trial:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.server = Server(args.model, Path(args.log))
+        self.server = Server(args.model, args.num_kv_blocks, Path(args.log))
         self.attackers = Attackers()
         self.slices = Slices()
+        self.salts = itertools.count()
         self.up = asyncio.Event()  # the latest probe was answered with 200
         self.up.set()
         self.down_since_s = 0.0
@@ -306,6 +310,7 @@ class Trial:
             await self.up.wait()
             if self.over:
                 return
+            request = request | {"cache_salt": f"{number} {next(self.salts)}"}
             begin_s = time.perf_counter()
             try:
                 answer = await stream(self.server.port, request, first=self.heard[number], key=FRIEND_KEY)
@@ -471,6 +476,7 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--seconds", type=float, default=600, help="at least one turn of every attack")
     parser.add_argument("--streams", type=int, default=16, help="of friendly clients")
+    parser.add_argument("--num-kv-blocks", type=int, default=2048, help="of the server's pool")
     parser.add_argument("--attack", action="append", choices=list(ATTACKS), metavar="NAME", help="only this one")
     parser.add_argument("--json", metavar="FILE", help="write the JSON line there too")
     parser.add_argument("--log", default="hostile-benchmark.log", help="the server's log")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from paceline.cli import serve
 
@@ -17,6 +18,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     seen: dict[str, Any] = {}
 
     class Engine:
+        engine = SimpleNamespace(core=SimpleNamespace(runner=SimpleNamespace(kv_cache=torch.zeros(1))))
+
         def __init__(self, model: str, speculative: Any, **options: Any) -> None:
             seen.update(model=model, speculative=speculative, options=options)
 

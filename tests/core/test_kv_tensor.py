@@ -1,18 +1,31 @@
-"""Room for keys and values."""
+"""Room for keys and values: where it begins, and that its memory can be taken at once."""
+
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
-from paceline.core.kv_tensor import CACHE_LINE, allocate_kv
+from paceline.core.kv_tensor import CACHE_LINE, allocate_kv, populate
 from tests.toy import ToyDecoder
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_a_pool_is_zeroed_and_begins_with_a_cache_line(dtype: torch.dtype) -> None:
-    config = ToyDecoder.config
-    for num_slots in (1, 7, 64, 1_000_000):
-        pool = allocate_kv(config, num_slots, dtype, torch.device("cpu"))
-        assert pool.shape == (config.num_layers, 2, num_slots, config.num_kv_heads, config.head_dim)
-        assert pool.dtype == dtype and pool.is_contiguous()
-        assert pool.data_ptr() % CACHE_LINE == 0
-        assert not pool.any()
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def test_a_pool_begins_with_a_cache_line_and_is_zero() -> None:
+    pool = allocate_kv(ToyDecoder.config, 1000, torch.float32, torch.device("cpu"))
+    assert pool.shape == (1, 2, 1000, 1, 1) and not pool.any()
+    assert pool.data_ptr() % CACHE_LINE == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_populating_takes_the_memory_and_leaves_what_is_in_it() -> None:
+    pool = allocate_kv(ToyDecoder.config, 16 << 20, torch.float32, torch.device("cpu"))  # 128 MiB
+    pool[0, 1, 12_345] = 7.0
+    before = resident_bytes()
+    if not populate(pool):
+        pytest.skip("this kernel cannot")
+    assert resident_bytes() - before > 96 << 20
+    assert pool[0, 1, 12_345] == 7.0 and pool.sum() == 7.0
