@@ -9,7 +9,6 @@ import dataclasses
 import gc
 import os
 import sys
-import threading
 from collections.abc import Sequence
 
 from paceline.cli.options import (
@@ -142,7 +141,9 @@ def run(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    threading.Thread(target=populate, args=(llm.engine.core.runner.kv_cache,), daemon=True).start()
+    populate(
+        llm.engine.core.runner.kv_cache
+    )  # not beside the first requests: what they cost is what `auto` learns from
     llm.get_tokenizer().control_tokens.make_ready()
     gc.collect()
     gc.freeze()  # the model and the tables stay as long as the process: no collection need look through them again
