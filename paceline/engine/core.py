@@ -112,7 +112,7 @@ class EngineCore:
             output = self.runner.execute(plan.scheduled, needs.hidden_layers)
         with self.clock.phase("verify"):
             results = self._verify(plan.scheduled, output)
-        self.scheduler.note_pass(plan.num_rows, self.clock.now() - begin_s)
+        self.scheduler.note_pass(plan.scheduled, self.clock.now() - begin_s)
         with self.clock.phase("commit"):
             passes, updated = self._commit(plan.scheduled, output, results)
         with self.clock.phase("propose"):

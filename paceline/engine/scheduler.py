@@ -6,14 +6,18 @@ first come, first served from one token budget. When blocks run out, the newest 
 given back and it is computed again later (its prefix may still be cached by then).
 
 Rows of a prompt or a draft make the pass longer for everybody in it. Where `max_token_delay_s` is set and others are
-decoding, a pass takes only as many of them as that time allows, by the time that rows took so far.
+decoding, a pass takes only as many of them as that time allows, by the time that rows took so far; and the shortest
+prompts go first, so that nobody's first token waits for somebody else's book. The oldest always gets a share.
 """
 
+import itertools
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.request import Request, RequestStatus
 from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.engine.row_cost import RowCost
 from paceline.kv.manager import KVCacheManager
 
 
@@ -53,8 +57,14 @@ class SchedulerOutput:
         return sum(entry.num_rows for entry in self.scheduled)
 
 
-LEAST_ROWS = 16  # of prompts, whatever they take: a prompt must get on; about what a pass of one row costs anyway
-ROW_TIME_WEIGHT = 0.5  # of the newest pass: rows of a long context take longer, so what was just measured counts most
+LEAST_ROWS = 4  # of the oldest prompt, whatever they take: it must get on
+OLDEST_SHARE = 0.25  # of the time for prompts, for the oldest one, whatever is shorter
+SOLO_DELAYS = 8  # where nobody decodes, a pass may be so many times as long: whoever comes now waits for its end
+
+
+def _missing(request: Request) -> int:
+    """Tokens without KV. One is the last token of a request that decodes; more are a prompt, or what was preempted."""
+    return request.num_tokens - request.num_computed_tokens
 
 
 class Scheduler:
@@ -63,9 +73,9 @@ class Scheduler:
         self.kv = kv
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in order of arrival
-        self.row_s: float | None = None  # a row's share of a pass, as measured
+        self.row_cost = RowCost()
         self._num_decoding = 0  # requests that wait for their next token in this pass
-        self._prompt_rows = 0  # that this pass may still take
+        self._shares: dict[str, int] | None = None  # rows that each prompt may take in this pass; None: all it needs
         self.num_lookahead_tokens = 0  # slots kept past the last token, for drafters that write KV while drafting
 
     @property
@@ -77,27 +87,52 @@ class Scheduler:
 
     def schedule(self, num_lookahead_tokens: int = 0) -> SchedulerOutput:
         self.num_lookahead_tokens = num_lookahead_tokens
-        self._num_decoding = sum(request.num_tokens - request.num_computed_tokens <= 1 for request in self.running)
-        self._prompt_rows = self._rows_in_time() if self._num_decoding else self.config.max_num_batched_tokens
+        prompts = [request for request in self.running if _missing(request) > 1]
+        self._num_decoding = len(self.running) - len(prompts)
+        limit_s = self.config.max_token_delay_s
+        self._shares = None if limit_s is None else self._share_rows(limit_s, prompts)
         output = SchedulerOutput()
         budget = self._schedule_running(output, self.config.max_num_batched_tokens)
         if not output.preempted:  # whoever was just preempted must not be overtaken into the room it made
             self._schedule_waiting(output, budget)
         return output
 
-    def note_pass(self, num_rows: int, seconds: float) -> None:
-        """How long a pass took; small ones say little about a row's share."""
-        if self.row_s is None:
-            self.row_s = seconds / num_rows
-        elif num_rows >= LEAST_ROWS:
-            self.row_s += ROW_TIME_WEIGHT * (seconds / num_rows - self.row_s)
+    def note_pass(self, scheduled: Sequence[ScheduledRequest], seconds: float) -> None:
+        """How long a pass took."""
+        num_context = sum(entry.num_rows * (entry.start + entry.num_rows // 2) for entry in scheduled)
+        self.row_cost.learn(sum(entry.num_rows for entry in scheduled), num_context, seconds)
 
-    def _rows_in_time(self) -> int:
-        """How many rows beyond one for each decoding request a pass may take."""
-        limit_s, everything = self.config.max_token_delay_s, self.config.max_num_batched_tokens
-        if limit_s is None or self.row_s is None:
-            return everything
-        return min(everything, max(LEAST_ROWS, int(limit_s / self.row_s)))
+    def _rows_within(self, seconds: float, request: Request, most: int) -> int:
+        """How many more rows of a request take no longer than `seconds`."""
+        return self.row_cost.rows_within(seconds, request.num_computed_tokens, most)
+
+    def _share_rows(self, limit_s: float, running: list[Request]) -> dict[str, int]:
+        """How many rows of this pass each prompt may take, by request id: those that run, and those that wait."""
+        num_seats = max(0, self.config.max_num_seqs - len(self.running))
+        prompts = [*running, *itertools.islice(self.waiting, num_seats)]
+        if not prompts:
+            return {}
+        left_s = limit_s * (1 if self._num_decoding else SOLO_DELAYS)
+        left_rows = self.config.max_num_batched_tokens - self._num_decoding
+        oldest = prompts[0]
+        least, most = min(_missing(oldest), LEAST_ROWS), min(_missing(oldest), int(left_rows * OLDEST_SHARE))
+        shares = {oldest.request_id: max(least, self._rows_within(left_s * OLDEST_SHARE, oldest, most))}
+        left_s -= shares[oldest.request_id] * self.row_cost.at(oldest.num_computed_tokens)
+        left_rows -= shares[oldest.request_id]
+        for request in sorted(prompts, key=_missing):  # among equals, the older one
+            known = shares.get(request.request_id, 0)
+            more = self._rows_within(max(0.0, left_s), request, min(_missing(request) - known, max(0, left_rows)))
+            if more:
+                shares[request.request_id] = known + more
+                left_s -= more * self.row_cost.at(request.num_computed_tokens)
+                left_rows -= more
+        return shares
+
+    def _share(self, request: Request) -> int:
+        """How many committed tokens of a request this pass may take."""
+        if self._shares is None or _missing(request) <= 1:
+            return self.config.max_num_batched_tokens
+        return self._shares.get(request.request_id, 0)
 
     def finish(self, request: Request) -> None:
         """Take a request out, wherever it is, and give its blocks back."""
@@ -122,7 +157,7 @@ class Scheduler:
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
-            if self._is_prompt(request) and self._prompt_rows <= 0:
+            if self._share(request) == 0:
                 index += 1
                 continue
             owed = len(self.running) - index - 1  # one row for each request behind this one, before any draft
@@ -132,47 +167,39 @@ class Scheduler:
                 self._preempt(victim, output)
                 if victim is request:
                     return budget
-            self._schedule_entry(output, entry)
+            output.scheduled.append(entry)
             budget -= entry.num_rows
             index += 1
         return budget
 
     def _schedule_waiting(self, output: SchedulerOutput, budget: int) -> None:
-        while self.waiting and budget > 0 and self._prompt_rows > 0 and len(self.running) < self.config.max_num_seqs:
-            request = self.waiting[0]
+        for request in list(self.waiting):
+            if self._share(request) == 0:
+                continue
+            if budget <= 0 or len(self.running) >= self.config.max_num_seqs:
+                return
             request.num_computed_tokens = self.kv.reuse_prefix(request)
             entry = self._entry(request, budget, owed=0)
             if not self._reserve(entry):
                 self.kv.release(request)
                 request.num_computed_tokens = 0
                 return
-            self.waiting.popleft()
+            self.waiting.remove(request)
             if request.num_preemptions == 0:
                 request.num_cached_tokens = request.num_computed_tokens
             request.status = RequestStatus.RUNNING
             self.running.append(request)
-            self._schedule_entry(output, entry)
+            output.scheduled.append(entry)
             budget -= entry.num_rows
-
-    @staticmethod
-    def _is_prompt(request: Request) -> bool:
-        """More than its last token has no KV yet."""
-        return request.num_tokens - request.num_computed_tokens > 1
-
-    def _schedule_entry(self, output: SchedulerOutput, entry: ScheduledRequest) -> None:
-        output.scheduled.append(entry)
-        if entry.num_committed > 1:
-            self._prompt_rows -= entry.num_committed
 
     def _entry(self, request: Request, budget: int, owed: int) -> ScheduledRequest:
         start = request.num_computed_tokens
-        missing = request.num_tokens - start
-        num_committed = min(missing, budget) if missing <= 1 else min(missing, budget, self._prompt_rows)
+        num_committed = min(_missing(request), budget, self._share(request))
         entry = ScheduledRequest(request, start, num_committed)
         if entry.reaches_end and request.draft:
             room = max(0, budget - owed - num_committed)
-            if self._num_decoding > 1:
-                room = min(room, self._rows_in_time())
+            if self.config.max_token_delay_s is not None and self._num_decoding > 1:
+                room = self._rows_within(self.config.max_token_delay_s, request, room)
             entry.draft = request.draft.up_to_depth(request.max_draft_depth).first(room)
         return entry
 

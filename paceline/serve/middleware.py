@@ -5,6 +5,7 @@ import logging
 import time
 import uuid
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -46,6 +47,8 @@ class Guard:
         try:
             scope[TENANT] = self._keys.tenant(scope)
             await self._app(scope, self._limited(scope, receive), send_with_id)
+        except ClientDisconnect:
+            pass  # it hung up while its body was read: there is nobody to answer
         except Exception as error:
             answer = as_api_error(error, request_id)
             if answer.status >= 500 and not isinstance(error, ApiError):

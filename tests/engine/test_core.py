@@ -1,12 +1,17 @@
 """The step loop on the toy target: whatever is drafted, batched, chunked or preempted, the output is the plain one."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.draft_counts import DraftCounts
+from paceline.core.forward import ForwardBatch
 from paceline.core.request import Request
+from paceline.engine.core import EngineCore
+from paceline.engine.row_cost import RowCost
 from tests.toy import EOS, VOCAB, run_all, toy_core, toy_request
 
 SHAPES = ["chain", (4, 2, 1), (8,), (1, 1, 3, 1), "random"]
@@ -234,52 +239,92 @@ def test_random_traffic_keeps_every_block_accounted_for(data: st.DataObject) -> 
         assert request.output_token_ids == truth[which]
 
 
-def longest_pass(limit_s: float | None, row_s: float, prompt_len: int = 200) -> tuple[int, list[int], list[int]]:
-    """(rows of the longest pass while somebody decodes, and both outputs) where rows take `row_s` each."""
-    core = toy_core(max_num_batched_tokens=256, num_blocks=64, max_token_delay_s=limit_s)
-    core.scheduler.note_pass(32, 32 * row_s)
-    core.scheduler.note_pass = lambda num_rows, seconds: None  # type: ignore[method-assign]
-    friend = core.add_request(toy_request("friend", [1, 2, 3], seed=1, max_tokens=30, ignore_eos=True)).request
+def core_with_slow_rows(row_s: float, limit_s: float | None, **options: Any) -> EngineCore:
+    """Rows take `row_s` each, whatever they really take."""
+    core = toy_core(max_token_delay_s=limit_s, **options)
+    core.scheduler.row_cost.row_s = row_s
+    core.scheduler.note_pass = lambda scheduled, seconds: None  # type: ignore[method-assign]
+    return core
+
+
+def rows_of_last_pass(core: EngineCore) -> int:
+    seen: list[ForwardBatch] = core.runner.model.seen  # type: ignore[attr-defined]
+    return seen[-1].num_rows
+
+
+def long_prompt(length: int) -> list[int]:
+    tokens: list[int] = np.random.default_rng(0).integers(0, VOCAB - 1, length).tolist()
+    return tokens
+
+
+def longest_pass(limit_s: float | None, row_s: float) -> tuple[int, list[int], list[int]]:
+    """(rows of the longest pass while somebody decodes, and both outputs)."""
+    core = core_with_slow_rows(row_s, limit_s, max_num_batched_tokens=256, num_blocks=64)
+    friend = core.add_request(toy_request("friend", [1, 2, 3], seed=1, max_tokens=60, ignore_eos=True)).request
     core.step()
-    rng = np.random.default_rng(0)
-    other = core.add_request(toy_request("long", rng.integers(0, VOCAB - 1, prompt_len).tolist(), seed=2)).request
+    other = core.add_request(toy_request("long", long_prompt(150), seed=2)).request
     longest = 0
     while core.has_requests:
-        plan_before = friend.finished
+        is_decoding = not friend.finished
         core.step()
         core.check_integrity()
-        if not plan_before:
-            longest = max(longest, core.runner.model.seen[-1].num_rows)  # type: ignore[attr-defined]
+        if is_decoding:
+            longest = max(longest, rows_of_last_pass(core))
     return longest, friend.output_token_ids, other.output_token_ids
 
 
 def test_a_prompt_lengthens_a_pass_by_no_more_than_the_limit() -> None:
     free, friend, other = longest_pass(None, 0.001)
-    assert free > 150
+    assert free == 151
     limited, same_friend, same_other = longest_pass(0.03, 0.001)
     assert limited == 31 and (same_friend, same_other) == (friend, other)
-    assert longest_pass(0.03, 1.0)[0] == 17  # slow rows: a prompt gets on all the same
+    assert longest_pass(0.03, 1.0)[0] == 5  # slow rows: a prompt gets on all the same
     assert longest_pass(0.03, 1e-9)[0] == free
 
 
-def test_a_prompt_alone_is_read_in_whole_passes() -> None:
-    core = toy_core(max_num_batched_tokens=256, num_blocks=64, max_token_delay_s=0.001)
-    core.scheduler.note_pass(32, 3.2)
-    core.add_request(toy_request("long", [1, 2, 3] * 66, seed=2, max_tokens=2))
+def test_a_prompt_alone_is_read_in_longer_passes() -> None:
+    core = core_with_slow_rows(0.001, 0.01, max_num_batched_tokens=256, num_blocks=64)
+    core.add_request(toy_request("long", long_prompt(198), seed=2, max_tokens=2))
     core.step()
-    assert core.runner.model.seen[-1].num_rows == 198  # type: ignore[attr-defined]
+    assert rows_of_last_pass(core) == 80
+
+
+@pytest.mark.parametrize("num_decoding", [0, 2])
+def test_a_first_token_does_not_wait_for_somebody_elses_long_prompt(num_decoding: int) -> None:
+    core = core_with_slow_rows(0.001, 0.02, max_num_batched_tokens=64, num_blocks=128)
+    for i in range(num_decoding):
+        core.add_request(toy_request(f"friend {i}", [1, 2, i], max_tokens=60, ignore_eos=True))
+    core.step()
+    long = core.add_request(toy_request("long", long_prompt(240), seed=2)).request
+    core.step()
+    for i in range(12):  # one short prompt after the other
+        before = long.num_computed_tokens
+        short = core.add_request(toy_request(f"short {i}", [i, 3, 4, 5, 6], max_tokens=1)).request
+        core.step()
+        core.check_integrity()
+        assert short.finished
+        assert long.finished or long.num_computed_tokens > before  # and the long one gets on
 
 
 def test_a_draft_lengthens_a_pass_by_no_more_than_the_limit() -> None:
     truth = plain(2, max_tokens=40, ignore_eos=True)
     config = oracle(truth, 1.0, "chain") | {"num_speculative_tokens": 30, "node_budget": 30}
-    core = toy_core(config, max_token_delay_s=0.02)
-    core.scheduler.note_pass(32, 0.032)
-    core.scheduler.note_pass = lambda num_rows, seconds: None  # type: ignore[method-assign]
+    core = core_with_slow_rows(0.001, 0.02, speculative=config)
     states = [core.add_request(request).request for request in requests(2, max_tokens=40, ignore_eos=True)]
     rows = []
     while core.has_requests:
         core.step()
-        rows.append(core.runner.model.seen[-1].num_rows)  # type: ignore[attr-defined]
+        rows.append(rows_of_last_pass(core))
     assert max(rows[1:]) == 2 * (1 + 20)
     assert [request.output_token_ids for request in states] == truth
+
+
+def test_the_cost_of_rows_and_of_their_context_is_learned() -> None:
+    rng = np.random.default_rng(0)
+    cost = RowCost()
+    for _ in range(200):
+        num_rows, context = int(rng.integers(8, 64)), int(rng.integers(50, 8000))
+        cost.learn(num_rows, num_rows * context, num_rows * (0.0007 + 0.0006 * context / 1000))
+    assert cost.at(0) == pytest.approx(0.0007, rel=0.05) and cost.at(8000) == pytest.approx(0.0055, rel=0.05)
+    assert cost.rows_within(0.03, 0, 500) in (35, 36, 37, 38) and cost.rows_within(0.03, 8000, 500) == 5
+    assert cost.rows_within(1.0, 0, 10) == 10 and RowCost().rows_within(0.0, 0, 10) == 10

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import socket
 import threading
 import time
@@ -124,6 +125,18 @@ def test_an_early_answer_closes_the_connection_but_is_read(small: Running) -> No
     with connected(small) as connection:
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 9999999\r\n\r\n" + b"x" * 9999)
         assert status_of(until_closed(connection)) == 413
+
+
+def test_hanging_up_in_the_middle_of_a_body_is_no_error_of_ours(
+    small: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "paceline.serve")
+    with connected(small) as connection:
+        head = [f"POST {COMPLETIONS} HTTP/1.1", "Host: x", "Content-Type: application/json", "Content-Length: 999"]
+        connection.sendall("\r\n".join([*head, "", "{"]).encode())
+        time.sleep(0.1)
+    wait_until(lambda: any(getattr(record, "fields", {}).get("status") == "gone" for record in caplog.records))
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_a_reader_that_takes_nothing_is_cut_off() -> None:

@@ -1,0 +1,39 @@
+"""What a row adds to a pass, learned from the passes themselves.
+
+    seconds of a pass = sum over its rows of (row_s + context_s x context / 1000)
+
+What a pass takes whatever its rows are is counted among them, so a row looks a little more expensive than it is.
+"""
+
+from dataclasses import dataclass
+
+STEP = (
+    0.5  # how far the newest pass moves the estimate: a machine, or a context, may change from one second to the next
+)
+CONTEXT_UNIT = 1000  # tokens
+
+
+@dataclass(slots=True)
+class RowCost:
+    row_s: float | None = None  # None: no pass was seen yet
+    context_s: float = 0.0  # for each 1000 tokens of a row's context
+
+    def learn(self, num_rows: int, num_context: int, seconds: float) -> None:
+        """A pass of `num_rows` rows whose contexts add up to `num_context` tokens took so long."""
+        context = num_context / CONTEXT_UNIT
+        if self.row_s is None:
+            self.row_s = seconds / num_rows
+            return
+        # A normalized gradient step: the pass is explained by whatever there was most of in it.
+        error = seconds - self.row_s * num_rows - self.context_s * context
+        step = STEP * error / (num_rows**2 + context**2)
+        self.row_s = max(0.0, self.row_s + step * num_rows)
+        self.context_s = max(0.0, self.context_s + step * context)
+
+    def at(self, context: int) -> float:
+        """Seconds of one row after so many tokens."""
+        return (self.row_s or 0.0) + self.context_s * context / CONTEXT_UNIT
+
+    def rows_within(self, seconds: float, context: int, most: int) -> int:
+        """How many rows after `context` tokens take no longer than `seconds`, at most `most`."""
+        return most if seconds >= most * self.at(context + most // 2) else int(seconds / self.at(context + most // 2))
