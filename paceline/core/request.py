@@ -40,6 +40,7 @@ class Request:
     bad_words: BadWords = NO_BAD_WORDS  # sampling_params.bad_words, tokenized
     stop_strings: StopStrings | None = None  # sampling_params.stop, prepared by whoever made the request; None: not yet
     stop_token_ids: frozenset[int] = _NOT_GIVEN  # end the output, and min_tokens holds them back; by default derived
+    call_id: str = ""  # of the call that it is a sample of; empty: of none
     cache_salt: str = ""  # only requests with the same salt share prefixes and past outputs
     arrival_s: float = field(default_factory=time.perf_counter)
     status: RequestStatus = RequestStatus.WAITING

@@ -99,6 +99,7 @@ class Processor:
         requests = [
             Request(
                 request_id=request_id if params.n == 1 else f"{request_id}-{i}",
+                call_id=request_id,
                 prompt_token_ids=token_ids,
                 sampling_params=params,
                 max_tokens=min(params.max_tokens or self.max_model_len, self.max_model_len - len(token_ids)),

@@ -10,8 +10,7 @@ decoding, a pass takes only as many of them as that time allows, by the time tha
 prompts go first, so that nobody's first token waits for somebody else's book. The oldest always gets a share.
 """
 
-import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -108,8 +107,7 @@ class Scheduler:
 
     def _share_rows(self, limit_s: float, running: list[Request]) -> dict[str, int]:
         """How many rows of this pass each prompt may take, by request id: those that run, and those that wait."""
-        num_seats = max(0, self.config.max_num_seqs - len(self.running))
-        prompts = [*running, *itertools.islice(self.waiting, num_seats)]
+        prompts = [*running, *self._next_in_line()]
         if not prompts:
             return {}
         left_s = limit_s * (1 if self._num_decoding else SOLO_DELAYS)
@@ -127,6 +125,24 @@ class Scheduler:
                 left_s -= more * self.row_cost.at(request.num_computed_tokens)
                 left_rows -= more
         return shares
+
+    def _next_in_line(self) -> list[Request]:
+        """Those who wait and may run now. One call with many samples leaves half of the seats to others."""
+        num_seats = self.config.max_num_seqs - len(self.running)
+        if num_seats <= 0 or not self.waiting:
+            return []
+        seats = Counter(request.call_id for request in self.running)
+        most = self.config.max_num_seqs
+        if len({*seats, *(request.call_id for request in self.waiting)}) > 1:
+            most = max(1, most // 2)
+        chosen: list[Request] = []
+        for request in self.waiting:
+            if len(chosen) == num_seats:
+                break
+            if not request.call_id or seats[request.call_id] < most:
+                seats[request.call_id] += 1
+                chosen.append(request)
+        return chosen
 
     def _share(self, request: Request) -> int:
         """How many committed tokens of a request this pass may take."""
@@ -199,7 +215,8 @@ class Scheduler:
         if entry.reaches_end and request.draft:
             room = max(0, budget - owed - num_committed)
             if self.config.max_token_delay_s is not None and self._num_decoding > 1:
-                room = self._rows_within(self.config.max_token_delay_s, request, room)
+                limit_s = self.config.max_token_delay_s / request.sampling_params.n  # its call's, for all samples
+                room = self._rows_within(limit_s, request, room)
             entry.draft = request.draft.up_to_depth(request.max_draft_depth).first(room)
         return entry
 

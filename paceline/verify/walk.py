@@ -23,6 +23,7 @@ from paceline.ops.sampling_edits import NodeRow
 from paceline.ops.sampling_logprobs import token_logprobs
 
 ROOT = -1
+LOGPROB_ROWS = 64  # at once: as many copies of a row of logits are made
 
 Answer = TypeVar("Answer")
 
@@ -56,7 +57,9 @@ def run_walks(
         for i, nodes in waiting.items():
             states[i] = _advance(walks[i], [next(answers) for _ in nodes])
     outcomes = [state for state in states if isinstance(state, Path | RequestFailedError)]
-    return [_result(*each, logits) for each in zip(outcomes, requests, drafts, root_rows, strict=True)]
+    results = [_result(outcome, draft) for outcome, draft in zip(outcomes, drafts, strict=True)]
+    _add_logprobs(results, requests, root_rows, logits)
+    return results
 
 
 def all_rows(requests: Sequence[Request], drafts: Sequence[DraftTree]) -> list[NodeRow]:
@@ -99,15 +102,28 @@ def _path_tokens(draft: DraftTree, node: int) -> tuple[int, ...]:
     return tuple(draft.token_ids[i] for i in draft.ancestors(node))
 
 
-def _result(
-    outcome: Path | RequestFailedError, request: Request, draft: DraftTree, root_row: int, logits: Tensor
-) -> VerifyResult:
+def _result(outcome: Path | RequestFailedError, draft: DraftTree) -> VerifyResult:
     if isinstance(outcome, RequestFailedError):
         return VerifyResult([], [], error=outcome)
     token_ids = [draft.token_ids[node] for node in outcome.accepted] + [outcome.last_token]
-    logprobs: list[TokenLogprobs] | None = None
-    num_top = request.sampling_params.logprobs
-    if num_top is not None:
-        rows = [root_row + 1 + node for node in (ROOT, *outcome.accepted)]
-        logprobs = token_logprobs(logits[rows], token_ids, num_top)
-    return VerifyResult(token_ids, outcome.accepted, logprobs)
+    return VerifyResult(token_ids, outcome.accepted)
+
+
+def _add_logprobs(
+    results: Sequence[VerifyResult], requests: Sequence[Request], root_rows: Sequence[int], logits: Tensor
+) -> None:
+    """Log-probabilities where they were asked for: all requests that want as many top tokens together."""
+    by_top: dict[int, list[int]] = {}
+    for i, (request, result) in enumerate(zip(requests, results, strict=True)):
+        if request.sampling_params.logprobs is not None and result.error is None:
+            by_top.setdefault(request.sampling_params.logprobs, []).append(i)
+    for num_top, members in by_top.items():
+        rows = [root_rows[i] + 1 + node for i in members for node in (ROOT, *results[i].accepted)]
+        tokens = [token for i in members for token in results[i].token_ids]
+        entries: list[TokenLogprobs] = []
+        for begin in range(0, len(rows), LOGPROB_ROWS):
+            end = begin + LOGPROB_ROWS
+            entries += token_logprobs(logits[rows[begin:end]], tokens[begin:end], num_top)
+        in_order = iter(entries)
+        for i in members:
+            results[i].logprobs = [next(in_order) for _ in results[i].token_ids]

@@ -1,5 +1,6 @@
 """The step loop on the toy target: whatever is drafted, batched, chunked or preempted, the output is the plain one."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -317,6 +318,30 @@ def test_a_draft_lengthens_a_pass_by_no_more_than_the_limit() -> None:
         rows.append(rows_of_last_pass(core))
     assert max(rows[1:]) == 2 * (1 + 20)
     assert [request.output_token_ids for request in states] == truth
+
+
+def test_one_call_with_many_samples_leaves_half_of_the_seats_to_others() -> None:
+    core = core_with_slow_rows(0.0001, 1.0, max_num_seqs=8)
+    for i in range(30):
+        request = toy_request(f"many-{i}", [1, 2, i % 20], max_tokens=20, ignore_eos=True)
+        core.add_request(replace(request, call_id="many"))
+    core.step()
+    assert len(core.scheduler.running) == 8  # nobody else is there
+    friend = core.add_request(replace(toy_request("friend", [5, 6], max_tokens=4), call_id="friend")).request
+    while core.has_requests and not friend.finished:
+        core.step()
+        core.check_integrity()
+    others = [toy_request(f"other {i}", [7, i], max_tokens=8, ignore_eos=True) for i in range(3)]
+    for i, request in enumerate(others):
+        core.add_request(replace(request, call_id=f"other {i}"))
+    most = 0
+    while core.has_requests:
+        core.step()
+        core.check_integrity()
+        calls = [request.call_id for request in core.scheduler.running]
+        if {"other 0", "other 1", "other 2"} & set(calls):
+            most = max(most, len([call for call in calls if call != "many"]))
+    assert most == 3, "all three ran beside the call of many samples"
 
 
 def test_the_cost_of_rows_and_of_their_context_is_learned() -> None:
