@@ -56,7 +56,9 @@ class SchedulerOutput:
         return sum(entry.num_rows for entry in self.scheduled)
 
 
-LEAST_ROWS = 4  # of the oldest prompt, whatever they take: it must get on
+LEAST_ROWS = (
+    4  # of the oldest prompt, whatever they take: it must get on, and its context is read for one row as for four
+)
 OLDEST_SHARE = 0.25  # of the time for prompts, for the oldest one, whatever is shorter
 SOLO_DELAYS = 8  # where nobody decodes, a pass may be so many times as long: whoever comes now waits for its end
 
@@ -114,8 +116,10 @@ class Scheduler:
         left_rows = self.config.max_num_batched_tokens - self._num_decoding
         oldest = prompts[0]
         least, most = min(_missing(oldest), LEAST_ROWS), min(_missing(oldest), int(left_rows * OLDEST_SHARE))
-        shares = {oldest.request_id: max(least, self._rows_within(left_s * OLDEST_SHARE, oldest, most))}
-        left_s -= shares[oldest.request_id] * self.row_cost.at(oldest.num_computed_tokens)
+        oldest_s = left_s * OLDEST_SHARE
+        shares = {oldest.request_id: max(least, self._rows_within(oldest_s, oldest, most))}
+        # Its least may take longer than its share: that is not taken from the others, who would get nothing.
+        left_s -= min(oldest_s, shares[oldest.request_id] * self.row_cost.at(oldest.num_computed_tokens))
         left_rows -= shares[oldest.request_id]
         for request in sorted(prompts, key=_missing):  # among equals, the older one
             known = shares.get(request.request_id, 0)

@@ -290,9 +290,10 @@ def test_a_prompt_alone_is_read_in_longer_passes() -> None:
     assert rows_of_last_pass(core) == 80
 
 
-@pytest.mark.parametrize("num_decoding", [0, 2])
-def test_a_first_token_does_not_wait_for_somebody_elses_long_prompt(num_decoding: int) -> None:
+@pytest.mark.parametrize(("num_decoding", "context_s"), [(0, 0.0), (2, 0.0), (2, 1.0)])
+def test_a_first_token_does_not_wait_for_somebody_elses_long_prompt(num_decoding: int, context_s: float) -> None:
     core = core_with_slow_rows(0.001, 0.02, max_num_batched_tokens=64, num_blocks=128)
+    core.scheduler.row_cost.context_s = context_s  # 1 s: a few rows after a long context take all the time there is
     for i in range(num_decoding):
         core.add_request(toy_request(f"friend {i}", [1, 2, i], max_tokens=60, ignore_eos=True))
     core.step()
