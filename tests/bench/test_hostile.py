@@ -21,7 +21,9 @@ def hostile() -> Iterator[ModuleType]:
 
 @pytest.fixture
 def trial(hostile: ModuleType, tmp_path: Path) -> Any:
-    arguments = SimpleNamespace(model="toy", log=str(tmp_path / "log"), streams=1, seconds=1, attack=None)
+    arguments = SimpleNamespace(
+        num_kv_blocks=64, model="toy", log=str(tmp_path / "log"), streams=1, seconds=1, attack=None
+    )
     return hostile.Trial(arguments)
 
 

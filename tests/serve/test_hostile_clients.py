@@ -323,7 +323,7 @@ def test_a_large_body_holds_nobody_up() -> None:
     class Slow(fake.ByteTokenizer):
         def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
             if len(text) > 10_000:
-                time.sleep(0.5)
+                time.sleep(1.5)  # holds the event loop for as long, if it runs there
             return super().encode(text, add_special_tokens)
 
     backend = fake.FakeBackend()
@@ -336,4 +336,4 @@ def test_a_large_body_holds_nobody_up() -> None:
             begin_s = time.monotonic()
             assert other.get("/health").status_code == 200
             waits.append(time.monotonic() - begin_s)
-        assert len(waits) > 5 and max(waits) < 0.25
+        assert len(waits) > 5 and max(waits) < 1.0
