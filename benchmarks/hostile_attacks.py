@@ -13,6 +13,7 @@ import contextlib
 import itertools
 import json
 import os
+import random
 import struct
 import sys
 import time
@@ -286,6 +287,22 @@ LONG_STREAM = {"prompt": "a", "max_tokens": 2000, "ignore_eos": True, "stream": 
 MANY_NUMBERS = b'{"prompt": [' + b"1," * 1_000_000 + b'"a"]}'
 MARKS = "a" + "\u0301\u0489\u20dd" * 400_000  # one letter under more than a million combining marks
 
+# Just within the server's limits: nothing that it refuses before it looks.
+LETTERS = random.Random(1).choices("etaoinshrdlucmfwypvbgkjqxz    ,.\n", k=980_000)
+ANYTHING = "".join(LETTERS)  # no word comes twice, so a tokenizer's memory of words does not help
+FULL_OPTIONS: dict[str, Any] = {
+    "stop": [f"{n}~" * 150 for n in range(64)],
+    "bad_words": [ANYTHING[200 * n : 200 * n + 200].strip() for n in range(256)],
+    "logit_bias": {str(n): 0.5 for n in range(1024)},
+    "allowed_token_ids": list(range(40_000)),
+    "presence_penalty": 0.5,
+    "n": 64,
+    "logprobs": 40,
+    "max_tokens": 16,
+    "temperature": 1.0,
+    "top_p": 0.9,
+}
+
 ATTACKS: dict[str, Attack] = {
     "endless header line": flood(lambda _: b"GET /health HTTP/1.1\r\nX-Endless: ", b"a" * 65536),
     "endless headers": flood(lambda _: b"GET /health HTTP/1.1\r\n", b"X-One: more\r\n" * 5000),
@@ -325,6 +342,12 @@ ATTACKS: dict[str, Attack] = {
     "combining marks": posting("abuse", lambda: [chat(MARKS), chat("\U0001f468\u200d" * 300_000)], CHAT),
     "4 MB prediction": posting("abuse", lambda: [chat("a", prediction={"type": "content", "content": WORDS})], CHAT),
     "extreme speculation": posting("abuse", extreme_speculation, pause_s=0.02),
+    "1 MB prompt": posting("abuse", lambda: [option(prompt=ANYTHING), chat(ANYTHING)]),
+    "1 MB of marks": posting("abuse", lambda: [chat(MARKS[:450_000])], CHAT),
+    "1 MB to tokenize": posting("abuse", lambda: [{"prompt": ANYTHING}], "/tokenize"),
+    "40,000 values": posting("abuse", lambda: [option(prompt=[30] * 40_000), option(prompt=["a"] * 4096)]),
+    "40,000 to detokenize": posting("abuse", lambda: [{"tokens": [100] * 40_000}], "/detokenize"),
+    "all options at their limits": posting("load", lambda: [option(**FULL_OPTIONS)]),
     "prompts of 2,000": posting("load", prompts_of(2000)),
     "prompts of a context": posting("load", prompts_of(CONTEXT)),
 }

@@ -54,7 +54,7 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--max-token-delay",
         type=float,
-        default=0.03,
+        default=0.02,
         metavar="SECONDS",
         help="that one client's prompt or draft may add to a pass in which others wait for a token",
     )

@@ -76,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
     verdict = make_verdict(checks, promised=model.decoder.batch_invariant, allow_rounding=args.allow_rounding)
     _print_table(console, checks)
     failed = sum(not check.passed for check in checks)
-    result = f"{failed} of {len(checks)} checks FAILED" if failed else f"all {len(checks)} checks passed"
+    how = "found differences" if verdict.passed else "FAILED"
+    result = f"{failed} of {len(checks)} checks {how}" if failed else f"all {len(checks)} checks passed"
     _print_line(console, f"{args.model} ({model.execution}): {result} in {seconds:.0f} s")
     state = "proved" if verdict.passed else "FAILED"
     _print_line(console, f"{state}: {verdict.proved}. {verdict.explanation}")

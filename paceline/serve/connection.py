@@ -87,6 +87,11 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         if self._header_timer is None and self._in_headers:
             self._await_headers()  # the next request of a connection that is kept
+        room = self.limits.max_header_bytes + 1 - self._num_bytes
+        if self._in_headers and len(data) > room > 0:  # headers past the limit are not even parsed
+            self.data_received(data[:room])
+            self.data_received(data[room:])
+            return
         self._num_bytes += len(data)
         super().data_received(data)
         if self._in_headers and self._num_bytes > self.limits.max_header_bytes:
@@ -130,7 +135,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._read_timer is not None:
+        if self._read_timer is not None and not self._closing:
             self._read_timer.cancel()
             self._read_timer = None
 
@@ -174,6 +179,9 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _abort(self) -> None:
         self._closing = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # now: the loop tells of it a moment later, and writing until then raises
+            self.cycle.message_event.set()
         self.transport.abort()
 
     def _cancel_header_timer(self) -> None:

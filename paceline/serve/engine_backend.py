@@ -1,5 +1,6 @@
 """`Backend` over `AsyncLLM`: the engine's own objects become the few records that the server knows."""
 
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,8 @@ from paceline.llm import AsyncLLM
 from paceline.serve.backend import Load, PassRecord, StepObserver, StepRecord
 from paceline.spec.choice import choose
 from paceline.spec.proposer import RequestPass, StepContext
+
+STATS_EVERY_S = 0.25  # while requests run; and once when none does any more
 
 
 class EngineBackend:
@@ -24,6 +27,7 @@ class EngineBackend:
         self.methods = tuple(methods)
         self._methods: dict[str, str] = {}  # request id -> who drafts for it
         self.tokenizer = llm.get_tokenizer()
+        self._take_stats()  # nothing runs yet
 
     def generate(
         self, token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str
@@ -39,8 +43,12 @@ class EngineBackend:
         return Load(len(scheduler.running), len(scheduler.waiting), self._core.kv.usage)
 
     def speculation_stats(self) -> dict[str, Any]:
-        stats: dict[str, Any] = self._llm.stats()["speculation"]
-        return stats
+        return self._stats
+
+    def _take_stats(self) -> None:
+        """In the engine's thread, which changes what is counted; others read the copy, as often as they like."""
+        self._stats = self._core.speculator.stats()
+        self._stats_s = time.monotonic()
 
     def watch(self, observer: StepObserver) -> None:
         def on_step(step: StepContext) -> None:
@@ -49,6 +57,8 @@ class EngineBackend:
             observer(StepRecord([self._record(part) for part in step.passes], seconds))
             for request in step.gone:
                 self._methods.pop(request.request_id, None)
+            if not step.requests or time.monotonic() - self._stats_s > STATS_EVERY_S:
+                self._take_stats()
 
         self._core.observers.append(on_step)
 

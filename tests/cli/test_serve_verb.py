@@ -48,7 +48,7 @@ def test_it_listens_on_this_machine_only_by_default(started: dict[str, Any]) -> 
     assert started["config"].model_names == (started["model"],)
     assert started["config"].api_keys == () and started["config"].cors_origins == ()
     assert started["speculative"] is None
-    assert started["options"]["max_token_delay_s"] == 0.03 and started["ready"]
+    assert started["options"]["max_token_delay_s"] == 0.02 and started["ready"]
 
 
 def test_options_reach_the_engine_and_the_server(started: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
