@@ -369,8 +369,8 @@ def _abort(core: EngineCore, job: Job) -> None:
 
 def _size(prompt: Prompt, params: SamplingParams) -> int:
     """How much there is to prepare for a call, in characters: ten ids are checked in the time of one."""
-    while isinstance(prompt, Mapping) and len(prompt) == 1:
-        (prompt,) = prompt.values()
+    if isinstance(prompt, Mapping):  # beside it there may be a cache_salt
+        prompt = prompt.get("prompt", prompt.get("prompt_token_ids", ()))
     prediction = (params.speculative or {}).get("prediction")
     size = sum(len(words) * 10 + sum(map(len, words)) for words in (params.stop_strings, params.bad_words))
     for given in (prompt, prediction, params.allowed_token_ids, params.stop_token_ids, params.logit_bias):
