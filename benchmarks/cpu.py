@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline import LLM, SamplingParams
-from paceline.bench.provenance import provenance
+from paceline.bench.run.provenance import provenance
 from paceline.models.aliases import SOURCE_FILE
 from paceline.models.loader import LoadedModel
 from paceline.models.native import NativeDecoder

@@ -19,7 +19,7 @@ import torch
 from cpu import Peer
 from torch import Tensor
 
-from paceline.bench.provenance import provenance
+from paceline.bench.run.provenance import provenance
 from paceline.core.forward import ForwardBatch
 from paceline.models.aliases import SOURCE_FILE
 from paceline.models.decoder import Decoder

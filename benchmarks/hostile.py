@@ -42,7 +42,7 @@ from typing import Any
 from hostile_attacks import ATTACKS
 from serve_client import stream
 
-from paceline.bench.provenance import provenance
+from paceline.bench.run.provenance import provenance
 
 BEFORE, QUIET, WARM_UP = "before", "none", "warm-up"  # slices without an attack; those of the warm-up count for nothing
 WARM_UP_S = 5.0

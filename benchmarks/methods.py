@@ -25,8 +25,8 @@ from typing import Any
 from methods_table import as_markdown, as_text, label, summarize
 
 from paceline import LLM, SamplingParams
-from paceline.bench.provenance import provenance
-from paceline.bench.workloads import Prompt, load_workload
+from paceline.bench.run.provenance import provenance
+from paceline.bench.workloads.workload import Prompt, load_workload
 from paceline.models.loader import LoadedModel, load_model
 
 PLAIN: dict[str, Any] = {"method": "none"}

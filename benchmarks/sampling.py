@@ -25,7 +25,7 @@ from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.ops.sampling import NodeRow, choose_tokens
-from paceline.verify import make_verifier
+from paceline.verifiers import make_verifier
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

@@ -27,9 +27,9 @@ from typing import Any
 
 from serve_client import Answer, refused, stream
 
-from paceline.bench.provenance import provenance
-from paceline.bench.summary import percentiles
-from paceline.bench.workloads import take
+from paceline.bench.run.provenance import provenance
+from paceline.bench.run.summary import percentiles
+from paceline.bench.workloads.workload import take
 
 MAX_COST = 0.10  # share of the offline tokens/s that the server may take
 LENGTHS = (16, 32, 64)  # max_tokens of the crowd's requests

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline import LLM, SamplingParams
-from paceline.bench.provenance import provenance
-from paceline.bench.workloads import Prompt, load_workload
+from paceline.bench.run.provenance import provenance
+from paceline.bench.workloads.workload import Prompt, load_workload
 from paceline.models.drafters.export import FORMATS, export_eagle3
 from paceline.models.drafters.load import load_network
 from paceline.models.loader import LoadedModel, load_model

@@ -33,7 +33,7 @@ from paceline.engine.processor import Job, Prompt
 from paceline.errors import EngineDeadError, InvalidOptionError, InvalidRequestError, PacelineError
 from paceline.models.loader import LoadedModel
 from paceline.models.tokenizer import Tokenizer
-from paceline.spec.config import SpeculativeConfig
+from paceline.spec.config.speculative_config import SpeculativeConfig
 
 logger = logging.getLogger("paceline")
 

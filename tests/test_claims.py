@@ -69,7 +69,7 @@ def test_every_measured_figure_names_its_scope_and_a_command_that_exists() -> No
 
 
 def test_the_limits_list_the_fields_that_the_server_refuses() -> None:
-    schemas = pytest.importorskip("paceline.serve.schemas")
+    schemas = pytest.importorskip("paceline.serve.http.request_bodies")
     _, *rows = table_under("docs/limits.md", "The server's API", "field")
     assert [row[0].strip("`") for row in rows] == list(schemas.UNSUPPORTED)
 

@@ -19,9 +19,9 @@ from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.engine.core import EngineCore
 from paceline.engine.scheduler import SchedulerConfig
-from paceline.spec.services import Services
+from paceline.spec.engine_parts import Services
 from paceline.spec.speculator import Speculator
-from paceline.verify import make_verifier
+from paceline.verifiers import make_verifier
 
 VOCAB = 24
 EOS = VOCAB - 1

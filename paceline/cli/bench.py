@@ -16,10 +16,10 @@ from paceline.cli import bench_claims, options
 from paceline.cli.lab import format_table
 
 if TYPE_CHECKING:
-    from paceline.bench.backend import Backend
-    from paceline.bench.grid import Grid, Setting
-    from paceline.bench.side_by_side import MakeEngine
-    from paceline.bench.sweep import MakeBackend
+    from paceline.bench.run.backend import Backend
+    from paceline.bench.run.grid import Grid, Setting
+    from paceline.bench.run.side_by_side import MakeEngine
+    from paceline.bench.run.sweep import MakeBackend
     from paceline.llm import LLM
 
 
@@ -82,8 +82,8 @@ def add_sweep_arguments(parser: argparse.ArgumentParser, **defaults: Any) -> Non
 
 
 def make_grid(args: argparse.Namespace, settings: list[str], loads: list[Any]) -> "Grid":
-    from paceline.bench.backend import Sampling
-    from paceline.bench.grid import Grid, enough_for, parse_setting
+    from paceline.bench.run.backend import Sampling
+    from paceline.bench.run.grid import Grid, enough_for, parse_setting
 
     def listed(value: Any) -> list[Any]:
         return value if isinstance(value, list) else [value]
@@ -104,7 +104,7 @@ def make_grid(args: argparse.Namespace, settings: list[str], loads: list[Any]) -
 
 
 def loads_of(args: argparse.Namespace) -> list[Any]:
-    from paceline.bench.load import Load
+    from paceline.bench.run.load import Load
 
     return [*(Load(concurrency=c) for c in args.concurrency), *(Load(rate_per_s=rate) for rate in args.rate)]
 
@@ -115,10 +115,10 @@ def backend_maker(args: argparse.Namespace) -> "MakeBackend":
 
     def make(setting: "Setting") -> "Backend":
         if setting.url is not None:
-            from paceline.bench.url_backend import UrlBackend
+            from paceline.bench.run.url_backend import UrlBackend
 
             return UrlBackend(setting.url)
-        from paceline.bench.engine_backend import EngineBackend
+        from paceline.bench.run.engine_backend import EngineBackend
         from paceline.llm import AsyncLLM
 
         given = options.model_options(args)
@@ -144,8 +144,8 @@ def engine_maker(args: argparse.Namespace) -> "MakeEngine":
 
 
 def run_options(args: argparse.Namespace) -> Any:
-    from paceline.bench.summary import LatencyTarget
-    from paceline.bench.sweep import RunOptions
+    from paceline.bench.run.summary import LatencyTarget
+    from paceline.bench.run.sweep import RunOptions
 
     target = None
     if args.ttft_target is not None or args.tpot_target is not None:
@@ -161,14 +161,14 @@ def sweep_to_records(
     args: argparse.Namespace, settings: list[str], *, side_by_side: bool = False
 ) -> list[dict[str, Any]]:
     """Run what is missing; the grid's own records, old and new."""
-    from paceline.bench.records import RecordFile
-    from paceline.bench.sweep import run_sweep
+    from paceline.bench.run.results import RecordFile
+    from paceline.bench.run.sweep import run_sweep
 
     grid = make_grid(args, settings, loads_of(args))
     records = RecordFile(args.out)
     facts = {key: value for key, value in vars(args).items() if not callable(value)}
     if side_by_side:
-        from paceline.bench.side_by_side import run_side_by_side
+        from paceline.bench.run.side_by_side import run_side_by_side
 
         run_side_by_side(grid, engine_maker(args), records, run_options(args), say, facts)
     else:
@@ -179,9 +179,9 @@ def sweep_to_records(
 
 
 def _run(args: argparse.Namespace) -> int:
-    from paceline.bench.load import Load
-    from paceline.bench.provenance import provenance
-    from paceline.bench.sweep import run_cell
+    from paceline.bench.run.load import Load
+    from paceline.bench.run.provenance import provenance
+    from paceline.bench.run.sweep import run_cell
 
     concurrency = args.concurrency if args.rate is not None else args.concurrency or 1
     load = Load(concurrency=concurrency, rate_per_s=args.rate)
@@ -219,7 +219,7 @@ def _summary_rows(summary: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _sweep(args: argparse.Namespace) -> int:
-    from paceline.bench.analysis import analyse, table
+    from paceline.bench.analyse.cells import analyse, table
 
     settings = [*args.setting, *(f"{method}:{k}" for method in args.method for k in args.k)]
     records = sweep_to_records(args, settings)
@@ -235,10 +235,10 @@ def _sweep(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from paceline.bench.analysis import analyse
-    from paceline.bench.recommend import recommend, serve_options
-    from paceline.bench.records import read_records
-    from paceline.bench.report import report_html
+    from paceline.bench.analyse.cells import analyse
+    from paceline.bench.analyse.recommend import recommend, serve_options
+    from paceline.bench.analyse.report import report_html
+    from paceline.bench.run.results import read_records
 
     records = read_records(args.records)
     Path(args.out).write_text(report_html(records, args.title), encoding="utf-8")

@@ -77,7 +77,7 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def _finish(args: argparse.Namespace, rows: list[dict[str, Any]], holds: bool = True, **more: Any) -> int:
     """Table, JSON with provenance, and the exit code: 1 where the claim did not hold."""
-    from paceline.bench.provenance import provenance
+    from paceline.bench.run.provenance import provenance
 
     result = {"rows": rows, **more, "provenance": provenance()}
     if not args.json:
@@ -91,8 +91,8 @@ def _finish(args: argparse.Namespace, rows: list[dict[str, Any]], holds: bool = 
 
 
 def _never_slower(args: argparse.Namespace) -> int:
-    from paceline.bench.analysis import analyse
-    from paceline.bench.never_slower import (
+    from paceline.bench.analyse.cells import analyse
+    from paceline.bench.claims.never_slower import (
         DEFAULT_SETTINGS,
         QUICK_SETTINGS,
         QUICK_TOKENS,
@@ -130,8 +130,8 @@ def _never_slower(args: argparse.Namespace) -> int:
 
 
 def _adapt(args: argparse.Namespace) -> int:
-    from paceline.bench.adapt import measure_adaptation
-    from paceline.bench.backend import Sampling
+    from paceline.bench.claims.adapt import measure_adaptation
+    from paceline.bench.run.backend import Sampling
 
     found = measure_adaptation(
         args.model,
@@ -144,9 +144,9 @@ def _adapt(args: argparse.Namespace) -> int:
 
 
 def _predict(args: argparse.Namespace) -> int:
-    from paceline.bench.analysis import analyse
-    from paceline.bench.predict import TOLERANCE, chart, predictions
-    from paceline.bench.records import read_records
+    from paceline.bench.analyse.cells import analyse
+    from paceline.bench.analyse.predict import TOLERANCE, chart, predictions
+    from paceline.bench.run.results import read_records
     from paceline.errors import InvalidOptionError
     from paceline.lab.charts import save
     from paceline.lab.pass_cost import PassCost
@@ -165,14 +165,14 @@ def _predict(args: argparse.Namespace) -> int:
 
 
 def _overhead(args: argparse.Namespace) -> int:
-    from paceline.bench.overhead import measure_overhead
+    from paceline.bench.claims.overhead import measure_overhead
 
     rows = measure_overhead(args.model, args.batch, args.workload, args.max_tokens, **options.model_options(args))
     return _finish(args, rows, all(row["holds"] == "yes" for row in rows))
 
 
 def _curve(args: argparse.Namespace) -> int:
-    from paceline.bench.curve import DEFAULT_ROWS, measure_curve
+    from paceline.bench.run.curve import DEFAULT_ROWS, measure_curve
     from paceline.lab.charts import LineChart, Series, save
 
     rows = args.rows or DEFAULT_ROWS
@@ -196,9 +196,9 @@ def _curve(args: argparse.Namespace) -> int:
 
 
 def _record(args: argparse.Namespace) -> int:
-    from paceline.bench.backend import Sampling
-    from paceline.bench.recording import RECORDED_WITH, joined, record, save_recording
-    from paceline.bench.workloads import take
+    from paceline.bench.replay.recording import RECORDED_WITH, joined, record, save_recording
+    from paceline.bench.run.backend import Sampling
+    from paceline.bench.workloads.workload import take
     from paceline.llm import LLM
 
     sampling = Sampling(max_tokens=args.max_tokens, temperature=args.temperature)
@@ -216,10 +216,10 @@ def _record(args: argparse.Namespace) -> int:
 
 
 def _replay(args: argparse.Namespace) -> int:
-    from paceline.bench.grid import parse_setting
-    from paceline.bench.live import REPLAY_TOLERANCE, live_acceptance_length
-    from paceline.bench.recording import load_recording
-    from paceline.bench.replay import Replay
+    from paceline.bench.replay.check_live import REPLAY_TOLERANCE, live_acceptance_length
+    from paceline.bench.replay.recording import load_recording
+    from paceline.bench.replay.replay import Replay
+    from paceline.bench.run.grid import parse_setting
     from paceline.lab.pass_cost import FREE, PassCost
 
     recorded = load_recording(args.recording)

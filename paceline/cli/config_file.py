@@ -40,7 +40,7 @@ def expand(arguments: Sequence[str], add_arguments: Callable[[argparse.ArgumentP
 
 def read_config(path: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Option -> value, every option known and said once."""
-    from paceline.spec.options import refuse_unknown
+    from paceline.spec.config.options import refuse_unknown
 
     data = _load(Path(path))
     if not isinstance(data, Mapping):

@@ -87,7 +87,7 @@ def _expected(args: argparse.Namespace) -> tuple[Rows, Any]:
 
     measured = {}
     if args.engine:
-        from paceline.bench.oracle import measure_oracle
+        from paceline.bench.claims.expected_tokens import measure_oracle
 
         measured = measure_oracle(args.engine, args.acceptance, args.k, args.engine_tokens, args.seed)
     rows: Rows = []

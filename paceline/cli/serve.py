@@ -116,9 +116,9 @@ def run(args: argparse.Namespace) -> int:
     from paceline.core.kv_tensor import populate
     from paceline.llm import AsyncLLM
     from paceline.serve.config import ServerConfig
-    from paceline.serve.engine_backend import EngineBackend
-    from paceline.serve.server import run_server
-    from paceline.spec.proposers import PROPOSERS
+    from paceline.serve.generate.over_async_llm import EngineBackend
+    from paceline.serve.http.server import run_server
+    from paceline.spec.methods import PROPOSERS
 
     model = args.name or args.model
     config = ServerConfig(

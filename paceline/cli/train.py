@@ -94,7 +94,7 @@ def _plan(args: argparse.Namespace) -> "Plan":
 
 def _corpus(args: argparse.Namespace, folder: Path, progress: "Progress") -> "Corpus":
     """The target's answers, read back where they were written already."""
-    from paceline.bench.loaders import load_file
+    from paceline.bench.workloads.loaders import load_file
     from paceline.train.corpus import Corpus
 
     file = folder / "corpus.safetensors"

@@ -17,7 +17,7 @@ from paceline.errors import InvalidOptionError
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
-    from paceline.spec.layer_search import Candidate
+    from paceline.spec.model.layer_search import Candidate
 
 
 MAX_NODES, MAX_DEPTH = 64, 8
@@ -55,9 +55,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _tune_tree(args: argparse.Namespace) -> int:
     from paceline.core.tree import DraftTree
-    from paceline.spec.controller_cost import PassCostModel, calibrate
-    from paceline.spec.proposers.recycling import RecyclingProposer
-    from paceline.spec.tree_shape import fastest_shape
+    from paceline.spec.auto.cost import PassCostModel, calibrate
+    from paceline.spec.config.tree_shape import fastest_shape
+    from paceline.spec.recycle.recycling import RecyclingProposer
 
     llm = _llm(args, "recycling")
     _texts(args, llm, lambda done, total: None)
@@ -135,7 +135,7 @@ def _search(args: argparse.Namespace, llm: "LLM") -> "tuple[Candidate, int]":
     from rich.console import Console
     from rich.progress import Progress
 
-    from paceline.spec.layer_search import AgreementMeter, search_layers
+    from paceline.spec.model.layer_search import AgreementMeter, search_layers
 
     console = Console(stderr=True, quiet=args.json)
     with Progress(console=console, transient=True) as progress:
@@ -164,7 +164,7 @@ def _search(args: argparse.Namespace, llm: "LLM") -> "tuple[Candidate, int]":
 
 
 def _texts(args: argparse.Namespace, llm: "LLM", on_step: Callable[[int, int], None]) -> list[tuple[list[int], int]]:
-    from paceline.bench.workloads import take
+    from paceline.bench.workloads.workload import take
     from paceline.core.sampling_params import SamplingParams
 
     prompts = take(args.data or SAMPLE, args.prompts)
@@ -176,7 +176,7 @@ def _texts(args: argparse.Namespace, llm: "LLM", on_step: Callable[[int, int], N
 
 def _store(args: argparse.Namespace, llm: "LLM", best: "Candidate", num_positions: int) -> Path:
     from paceline.models.aliases import cache_dir
-    from paceline.spec.layer_search import store, stored_path
+    from paceline.spec.model.layer_search import store, stored_path
 
     path = Path(args.output) if args.output else stored_path(cache_dir(), llm.engine.model.config)
     about = {"model": args.model, "agreement": best.agreement, "positions": num_positions, "seed": args.seed}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import InvalidOptionError
 
 if TYPE_CHECKING:
-    from paceline.bench.tree_choice import TreeChoice, TunedTree
+    from paceline.bench.replay.tree_choice import TreeChoice, TunedTree
 
 DEFAULT_NODES = (4, 8, 16, 32)
 NEED_A_RECORDING = ("method", "curve", "nodes", "out")
@@ -47,8 +47,8 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from paceline.bench.recording import load_recording
-    from paceline.bench.tree_choice import choose_tree
+    from paceline.bench.replay.recording import load_recording
+    from paceline.bench.replay.tree_choice import choose_tree
     from paceline.lab.pass_cost import FREE, PassCost
 
     tuned = choose_tree(

@@ -12,9 +12,9 @@ from paceline.errors import InvalidOptionError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from paceline.prove.check import Check
-    from paceline.prove.plan import Plan
-    from paceline.prove.verdict import Verdict
+    from paceline.verify.check import Check
+    from paceline.verify.plan import Plan
+    from paceline.verify.verdict import Verdict
 
 NUMBERS = {  # option -> field of the plan
     "prompts": "num_prompts",
@@ -63,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
     from rich.console import Console
 
     from paceline.models.loader import load_model
-    from paceline.prove.plan import check_configs
-    from paceline.prove.verdict import make_verdict
+    from paceline.verify.plan import check_configs
+    from paceline.verify.verdict import make_verdict
 
     plan = make_plan(args)
     check_configs(plan)
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_checks(plan: "Plan", model: Any, console: "Console", begin_s: float) -> "list[Check]":
-    from paceline.prove.plan import run_plan
+    from paceline.verify.plan import run_plan
 
     checks: list[Check] = []
     with console.status("starting") as status:
@@ -111,10 +111,10 @@ def make_plan(args: argparse.Namespace) -> "Plan":
     """The chosen size, overlaid with what was asked for."""
     import dataclasses
 
-    from paceline.prove.plan import QUICK, THOROUGH, USUAL
-    from paceline.prove.workload import SETTINGS
-    from paceline.spec.proposers import PROPOSERS
-    from paceline.verify import VERIFIERS
+    from paceline.spec.methods import PROPOSERS
+    from paceline.verifiers import VERIFIERS
+    from paceline.verify.plan import QUICK, THOROUGH, USUAL
+    from paceline.verify.workload import SETTINGS
 
     plan = QUICK if args.quick else THOROUGH if args.thorough else USUAL
     changes: dict[str, Any] = {}
@@ -200,7 +200,7 @@ def _write_json(
 ) -> None:
     import dataclasses
 
-    from paceline.bench.provenance import provenance
+    from paceline.bench.run.provenance import provenance
 
     arguments = {name: value for name, value in vars(args).items() if not callable(value)}
     record = {

@@ -14,11 +14,11 @@ from paceline.engine.core import EngineCore
 from paceline.engine.processor import Processor
 from paceline.engine.scheduler import SchedulerConfig
 from paceline.models.loader import LoadedModel, load_model
-from paceline.spec.config import SpeculativeConfig
-from paceline.spec.members import CANNOT_BUILD
-from paceline.spec.services import Services
+from paceline.spec.auto.default_members import CANNOT_BUILD
+from paceline.spec.config.speculative_config import SpeculativeConfig
+from paceline.spec.engine_parts import Services
 from paceline.spec.speculator import Speculator
-from paceline.verify import Verifier, make_verifier
+from paceline.verifiers import Verifier, make_verifier
 
 logger = logging.getLogger("paceline")
 

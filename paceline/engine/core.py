@@ -31,7 +31,7 @@ from paceline.kv.manager import KVCacheManager
 from paceline.kv.storage import move_slots
 from paceline.spec.proposer import Needs, RequestPass, StepContext
 from paceline.spec.speculator import Speculator
-from paceline.verify.verifier import Verifier
+from paceline.verifiers.verifier import Verifier
 
 logger = logging.getLogger("paceline")
 

@@ -14,7 +14,7 @@ from paceline.core.outputs import VerifyResult
 from paceline.core.tree import EMPTY_TREE
 from paceline.engine.scheduler import ScheduledRequest
 from paceline.ops.sampling import token_logprobs
-from paceline.verify.verifier import Verifier
+from paceline.verifiers.verifier import Verifier
 
 logger = logging.getLogger("paceline")
 

@@ -1,6 +1,6 @@
 """The seam between the engine and the drafting methods.
 
-A method is one file in `spec/proposers/` and one row in `PROPOSERS` (spec/proposers/__init__.py). The engine asks a
+A method is one file in `spec/` and one row in `PROPOSERS` (spec/methods.py). The engine asks a
 proposer what it needs; it never asks what it is.
 
 One step, seen from here: the target pass verified the drafts -> `observe(step)` tells every proposer what happened ->

@@ -22,12 +22,12 @@ from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.errors import InvalidOptionError, PacelineError
-from paceline.spec.choice import PLAIN, Choice, choose
-from paceline.spec.config import SpeculativeConfig
+from paceline.spec.config.request_choice import PLAIN, Choice, choose
+from paceline.spec.config.speculative_config import SpeculativeConfig
 from paceline.spec.drafter_faults import DrafterFaults
+from paceline.spec.engine_parts import Services
+from paceline.spec.methods import build_proposer
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext, union
-from paceline.spec.proposers import build_proposer
-from paceline.spec.services import Services
 from paceline.spec.statistics import MethodStats
 
 logger = logging.getLogger("paceline")

@@ -1,47 +1,13 @@
-"""Verification rules, by the name they have in `speculative_config["rejection_sample_method"]`."""
+"""The proof behind `paceline verify`: on this machine, with this model, speculation changes nothing but the speed.
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
-
-from paceline.errors import InvalidOptionError
-from paceline.verify.block import block_walk
-from paceline.verify.multi_step import multi_step_walk, rejection_walk
-from paceline.verify.pairing import check_pairing
-from paceline.verify.rule_verifier import RuleVerifier
-from paceline.verify.sample_match import SampleMatch
-from paceline.verify.spechub import spechub_walk
-from paceline.verify.typical import typical_walk
-from paceline.verify.verifier import Verifier
-
-__all__ = ["VERIFIERS", "Verifier", "check_pairing", "make_verifier"]
-
-
-def _multi_step(replacement: bool = True) -> Verifier:
-    return RuleVerifier("multi_step", partial(multi_step_walk, replacement=replacement))
-
-
-def _typical(epsilon: float = 0.09, alpha: float = 0.3) -> Verifier:
-    for name, value in (("epsilon", epsilon), ("alpha", alpha)):
-        if not 0.0 < value <= 1.0:
-            raise InvalidOptionError(f"{name} of typical acceptance must be above 0 and at most 1, got {value!r}")
-    return RuleVerifier("typical", partial(typical_walk, epsilon=epsilon, alpha=alpha), lossless=False)
-
-
-VERIFIERS: dict[str, Callable[..., Verifier]] = {
-    "sample_match": SampleMatch,  # R1, the default: exact for any draft, seeded output equal to plain decoding
-    "rejection": lambda: RuleVerifier("rejection", rejection_walk),  # R2: chains sampled from q
-    "multi_step": _multi_step,  # R3: trees sampled from q, with or without replacement, several drafters
-    "spechub": lambda: RuleVerifier("spechub", spechub_walk),  # R4: pairs drawn around the likeliest token
-    "block": lambda: RuleVerifier("block", block_walk),  # R5: chains, never worse than R2
-    "typical": _typical,  # lossy
-}
-
-
-def make_verifier(name: str = "sample_match", **options: Any) -> Verifier:
-    if name not in VERIFIERS:
-        raise InvalidOptionError(f"unknown rejection_sample_method {name!r}; choose one of {', '.join(VERIFIERS)}")
-    try:
-        return VERIFIERS[name](**options)
-    except TypeError as error:
-        raise InvalidOptionError(f"rejection_sample_method {name!r} does not take {options}: {error}") from error
+enumeration.py   exact output distributions of the real rules, every random decision taken both ways
+rules.py         ... for every rule, over random targets, drafters, trees and options
+workload.py      prompts and sampling settings, and plain decoding as the truth
+passes.py        hand-made passes over the decoder
+bits.py          a row's logits, bit for bit, in chunks, in company and in trees
+equality.py      greedy and seeded output against plain decoding, token for token; how many differ (share.py), and where
+forcing.py       each emitted token is the target's own choice, or tied with it within rounding (rounding.py)
+distribution.py  what the engine samples on the real model, against the model's own distribution
+plan.py          what --quick, the default and --thorough look at
+verdict.py       what all of it has proved: bits, agreement within rounding, or that something is broken
+"""

@@ -2,7 +2,7 @@
 
 import random
 
-from paceline.bench.recording import Recorded
+from paceline.bench.replay.recording import Recorded
 
 VOCAB_SIZE = 24
 

@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.backend import Answer, Sampling, SpeculationCounts
-from paceline.bench.workloads import Prompt
+from paceline.bench.run.backend import Answer, Sampling, SpeculationCounts
+from paceline.bench.workloads.workload import Prompt
 from paceline.models.loader import LoadedModel
 from tests.toy import ToyDecoder, ToyTokenizer
 

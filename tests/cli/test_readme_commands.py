@@ -27,7 +27,8 @@ for module in MODULES:
     importlib.import_module(module)
 print(",".join(verbs))
 """
-MODULES = ["paceline.serve.server", "paceline.serve.app", "paceline.bench.report", "paceline.lab.charts", "yaml"]
+SERVING = ["paceline.serve.http.server", "paceline.serve.http.app", "yaml"]
+MODULES = [*SERVING, "paceline.bench.analyse.report", "paceline.lab.charts"]
 
 
 def project() -> dict[str, list[str]]:

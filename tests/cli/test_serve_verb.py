@@ -31,8 +31,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return 0
 
     monkeypatch.setattr("paceline.llm.AsyncLLM", Engine)
-    monkeypatch.setattr("paceline.serve.engine_backend.EngineBackend", lambda llm, methods: tuple(methods))
-    monkeypatch.setattr("paceline.serve.server.run_server", run_server)
+    monkeypatch.setattr("paceline.serve.generate.over_async_llm.EngineBackend", lambda llm, methods: tuple(methods))
+    monkeypatch.setattr("paceline.serve.http.server.run_server", run_server)
     return seen
 
 

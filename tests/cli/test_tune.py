@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.main import main
-from paceline.spec.layer_search import load_stored
+from paceline.spec.model.layer_search import load_stored
 
 
 def test_layers_are_searched_and_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

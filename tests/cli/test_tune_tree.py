@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.recording import save_recording
+from paceline.bench.replay.recording import save_recording
 from paceline.cli.config_file import read_config
 from paceline.cli.main import main
-from paceline.spec.config import SpeculativeConfig
+from paceline.spec.config.speculative_config import SpeculativeConfig
 from tests.bench.made_up import recording
 
 

@@ -8,8 +8,8 @@ from paceline.core.request import Request
 from paceline.engine.core import EngineCore
 from paceline.engine.processor import Processor
 from paceline.errors import InvalidRequestError
-from paceline.spec.by_salt import MAX_SALTS, BySalt
-from paceline.spec.proposers import PROPOSERS
+from paceline.spec.lookup.by_salt import MAX_SALTS, BySalt
+from paceline.spec.methods import PROPOSERS
 from tests.toy import toy_core, toy_request
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4, 3, 3, 8, 3]

@@ -17,7 +17,7 @@ from paceline.engine.core import EngineCore
 from paceline.errors import InvalidOptionError, InvalidRequestError, NothingToSampleError, RequestFailedError
 from paceline.spec.drafter_faults import MOST_FAILED_STEPS
 from paceline.spec.proposer import Budget, Needs, StepContext
-from paceline.verify import walk
+from paceline.verifiers import walk
 from tests.bench.toy_llm import toy_model
 from tests.toy import EOS, VOCAB, ToyTokenizer, run_all, toy_core, toy_request
 

@@ -9,7 +9,7 @@ from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.ops.sampling import token_logprobs
-from paceline.verify import make_verifier
+from paceline.verifiers import make_verifier
 
 LOGITS = torch.log(torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.1, 0.1]]))
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 import httpx
 import pytest
 
-from paceline.serve.app import create_app
 from paceline.serve.config import ServerConfig
-from paceline.serve.server import GracefulServer, server_options
-from paceline.serve.service import Service
+from paceline.serve.generate.service import Service
+from paceline.serve.http.app import create_app
+from paceline.serve.http.server import GracefulServer, server_options
 from tests.serve import fake
 
 

@@ -13,7 +13,7 @@ from paceline.core.outputs import CompletionOutput, RequestMetrics, RequestOutpu
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.errors import EngineDeadError, InvalidOptionError, RequestFailedError
-from paceline.serve.backend import Load, PassRecord, StepObserver, StepRecord
+from paceline.serve.generate.served_engine import Load, PassRecord, StepObserver, StepRecord
 
 EOS = 256
 ALPHABET = "abcdefghijklmnopqrstuvwxyz ABCDEF.,0123456789"

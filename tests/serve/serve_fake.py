@@ -3,7 +3,7 @@
 import sys
 
 from paceline.serve.config import ServerConfig
-from paceline.serve.server import run_server
+from paceline.serve.http.server import run_server
 from tests.serve import fake
 
 if __name__ == "__main__":

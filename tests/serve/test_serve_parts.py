@@ -14,16 +14,16 @@ import pytest
 from paceline.cli.serve import LIMITS
 from paceline.core.outputs import CompletionOutput, RequestMetrics
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.serve.backend import PassRecord, StepRecord
 from paceline.serve.config import ServerConfig
-from paceline.serve.deltas import Cursor
-from paceline.serve.errors import ApiError
-from paceline.serve.figures import acceptance_histogram
-from paceline.serve.gate import GONE, SHUTDOWN, Gate
-from paceline.serve.live import draw
-from paceline.serve.prometheus import Counter, Histogram, render
-from paceline.serve.recorder import Recorder
-from paceline.serve.saving import StepCostModel
+from paceline.serve.generate.deltas import Cursor
+from paceline.serve.generate.figures import acceptance_histogram
+from paceline.serve.generate.served_engine import PassRecord, StepRecord
+from paceline.serve.http.errors import ApiError
+from paceline.serve.http.gate import GONE, SHUTDOWN, Gate
+from paceline.serve.observe.latest_steps import Recorder
+from paceline.serve.observe.live import draw
+from paceline.serve.observe.prometheus import Counter, Histogram, render
+from paceline.serve.observe.saving import StepCostModel
 from tests.serve import fake
 from tests.serve.conftest import Running
 
@@ -204,7 +204,7 @@ def test_bodies_of_vllms_benchmark_client(http: httpx.Client, path: str, body: d
 
 
 def test_metrics_of_a_request_without_times_are_taken_in() -> None:
-    from paceline.serve.metrics import Metrics
+    from paceline.serve.observe.metrics import Metrics
 
     metrics = Metrics()
     metrics.finish(RequestMetrics(3, 1, 1, 1, 0, 0, 0, [], queue_s=None, ttft_s=None, tpot_s=None, e2e_s=None))

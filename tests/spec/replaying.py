@@ -6,8 +6,8 @@ from typing import Any
 from paceline.core.request import Request, RequestStatus
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
+from paceline.spec.engine_parts import Services
 from paceline.spec.proposer import RequestPass, StepContext
-from paceline.spec.services import Services
 from paceline.spec.speculator import Speculator
 
 

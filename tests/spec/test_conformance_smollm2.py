@@ -10,7 +10,7 @@ import pytest
 
 from paceline import LLM, SamplingParams
 from paceline.models.loader import LoadedModel
-from paceline.spec.proposers import PROPOSERS
+from paceline.spec.methods import PROPOSERS
 
 MAX_TOKENS = 16
 TEXTS = [

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
+from paceline.spec.methods import PROPOSERS
 from paceline.spec.proposer import StepContext
-from paceline.spec.proposers import PROPOSERS
 from paceline.spec.speculator import Speculator
 from tests.toy import VOCAB, run_all, toy_core, toy_request
 

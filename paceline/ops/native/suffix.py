@@ -1,4 +1,4 @@
-"""Drafts of the `suffix` method made natively: the same trees, to the bit, as those of `spec/suffix_trees.py`.
+"""Drafts of the `suffix` method made natively: the same trees, to the bit, as those of `spec/lookup/suffix_trees.py`.
 
 `src/suffix.cpp` has the other side: one call takes in what is new of a request's text, finds the places where its end
 stood before and unfolds the tree.

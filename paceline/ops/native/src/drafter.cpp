@@ -1,6 +1,6 @@
 // EAGLE-3 in whole drafts: one call takes in the target's features, one grows the trees of several requests.
 //
-// The same arithmetic as calling the parts of layers.cpp one by one, and the same trees as spec/draft_growth.py grows,
+// The same arithmetic as calling the parts of layers.cpp one by one, and the same trees as spec/feature/draft_growth.py grows,
 // without a host between two levels. paceline/ops/native/drafter.py declares this interface again for ctypes.
 #include <functional>
 

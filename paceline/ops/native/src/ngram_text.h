@@ -1,5 +1,5 @@
 // A growing text in which the places where its n-grams ended are found in constant time: the twin of
-// paceline/spec/ngram_index.py, which says how.
+// paceline/spec/lookup/ngram_index.py, which says how.
 //
 // A slot of a table knows its n-gram only as a place in the text: equality is decided there, so hashes may collide.
 // Between two drafts a model's weights pass through the caches, so every slot is asked for before the first is read.

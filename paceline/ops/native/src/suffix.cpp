@@ -1,4 +1,4 @@
-// Drafts of the `suffix` method, one call each: the twin of paceline/spec/suffix_trees.py, which says what is done and
+// Drafts of the `suffix` method, one call each: the twin of paceline/spec/lookup/suffix_trees.py, which says what is done and
 // why. Same places, same sums in the same order: the trees are the same to the bit.
 // paceline/ops/native/suffix.py declares this interface again for ctypes.
 #include <algorithm>

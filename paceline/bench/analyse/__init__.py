@@ -1,0 +1,1 @@
+"""From measurements to figures, pictures and a recommendation."""

@@ -1,0 +1,1 @@
+"""Judging drafting methods on recordings, without running a model."""

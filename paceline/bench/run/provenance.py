@@ -1,0 +1,67 @@
+"""Where a number comes from: commit, arguments, versions, machine. In every record."""
+
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+
+def provenance(arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+    import numpy
+    import torch
+
+    from paceline import __version__
+
+    facts: dict[str, Any] = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "versions": {
+            "paceline": __version__,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "numpy": numpy.__version__,
+        },
+        "machine": {
+            "cpu": _cpu_name(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "load_average": [round(value, 2) for value in os.getloadavg()],
+            "system": platform.platform(),
+        },
+    }
+    if torch.cuda.is_available():
+        facts["machine"]["gpu"] = torch.cuda.get_device_name()
+    if arguments is not None:
+        facts["arguments"] = arguments
+    return facts
+
+
+def _commit() -> str | None:
+    """The checkout's commit, with a + where tracked files were changed since; None outside a checkout."""
+    root = Path(__file__).resolve().parents[3]
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit = _git(root, "rev-parse", "--short=12", "HEAD")
+        return commit + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass  # not Linux
+    return platform.processor()

@@ -1,0 +1,90 @@
+"""What is asked of the engine: prompts by category, shipped with us or read from a file.
+
+>>> [prompt.category for prompt in take("chat", 2)]
+['chat', 'chat']
+
+A workload is a category's name, a comma-separated list of them, `all`, or the path of a file (see loaders.py).
+"""
+
+import importlib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import InvalidOptionError
+
+SHUFFLE_SEED = 20_240  # one fixed order, so that every run takes the same first prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    prompt_id: str
+    category: str
+    text: str
+    chat: bool = True  # goes through the model's chat template; otherwise it is completed as it is
+
+
+# category -> module with its TEMPLATES; `random` is made up on the spot
+CATEGORIES = {
+    "chat": "paceline.bench.workloads.prompts.chat",
+    "code": "paceline.bench.workloads.prompts.code",
+    "code_edit": "paceline.bench.workloads.prompts.code_edit",
+    "extraction": "paceline.bench.workloads.prompts.extraction",
+    "summary": "paceline.bench.workloads.prompts.summary",
+    "translation": "paceline.bench.workloads.prompts.translation",
+    "maths": "paceline.bench.workloads.prompts.maths",
+    "repetitive": "paceline.bench.workloads.prompts.repetitive",
+    "random": "",
+}
+
+_WORDS = (
+    "anchor basil cradle dune ember fjord gravel harp inkwell jigsaw kettle lantern marble nettle orchid pebble "
+    "quartz ribbon saddle thimble umbrella velvet walnut xylophone yarn zephyr amber birch copper dusk elbow "
+    "ferry goblet hazel iris jasper kiosk linen mosaic needle oyster parsley quill rafter spindle tundra urn "
+    "valve willow axle"
+)
+RANDOM_WORDS = _WORDS.split()
+
+
+def load_workload(name: str) -> list[Prompt]:
+    """All prompts of a workload, in a fixed shuffled order."""
+    if name == "all":
+        return _interleave([load_workload(category) for category in CATEGORIES])
+    if "," in name:
+        return _interleave([load_workload(part.strip()) for part in name.split(",")])
+    if name == "random":
+        return [_random_prompt(i) for i in range(256)]
+    if name in CATEGORIES:
+        return _shipped(name)
+    if Path(name).is_file():
+        from paceline.bench.workloads.loaders import load_file
+
+        return load_file(Path(name))
+    raise InvalidOptionError(
+        f"unknown workload {name!r}: neither a file nor one of {', '.join(CATEGORIES)}, all (or a comma-separated list)"
+    )
+
+
+def take(name: str, count: int, skip: int = 0) -> list[Prompt]:
+    """`count` prompts from the `skip`-th on, going round where the workload is smaller."""
+    prompts = load_workload(name)
+    return [prompts[i % len(prompts)] for i in range(skip, skip + count)]
+
+
+def _shipped(category: str) -> list[Prompt]:
+    templates = importlib.import_module(CATEGORIES[category]).TEMPLATES
+    texts = [text for template in templates for text in template.fill()]
+    random.Random(SHUFFLE_SEED).shuffle(texts)
+    return [Prompt(f"{category}-{i}", category, text) for i, text in enumerate(texts)]
+
+
+def _random_prompt(index: int) -> Prompt:
+    """Words without sense: the answer cannot be found in the prompt, and hardly in itself."""
+    words = random.Random(f"{SHUFFLE_SEED}/{index}").choices(RANDOM_WORDS, k=40)
+    return Prompt(f"random-{index}", "random", " ".join(words), chat=False)
+
+
+def _interleave(lists: Sequence[Sequence[Prompt]]) -> list[Prompt]:
+    """One of each in turn, so that any first n prompts hold every category; stops with the shortest list."""
+    return [prompt for group in zip(*lists, strict=False) for prompt in group]

@@ -1,0 +1,110 @@
+"""OpenAI's two answer shapes. A whole answer and a stream's chunks are made from the same deltas.
+
+chat         {"message": {...}} / {"delta": {...}},  logprobs {"content": [...]}
+completions  {"text": ...},                          logprobs {"tokens": [...], "token_logprobs": [...], ...}
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from paceline.core.outputs import TokenLogprobs
+from paceline.serve.generate.deltas import Delta
+from paceline.serve.generate.served_engine import ServerTokenizer
+from paceline.serve.generate.service import Call
+from paceline.serve.http.request_bodies import CompletionRequest
+
+LOWEST_LOGPROB = -9999.0  # what OpenAI sends for "impossible": JSON has no infinity
+
+
+class Format(Protocol):
+    object: str
+    chunk_object: str
+
+    def choice(self, delta: Delta, *, whole: bool) -> dict[str, Any]: ...
+
+
+def format_for(call: Call, tokenizer: ServerTokenizer) -> Format:
+    return CompletionFormat(tokenizer, call) if isinstance(call.body, CompletionRequest) else ChatFormat(tokenizer)
+
+
+class ChatFormat:
+    object, chunk_object = "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, tokenizer: ServerTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def choice(self, delta: Delta, *, whole: bool) -> dict[str, Any]:
+        content: dict[str, Any] = {"content": delta.text}
+        if delta.first or whole:
+            content = {"role": "assistant", **content}
+        if whole:
+            content["refusal"] = None
+        logprobs = None
+        if delta.logprobs is not None:
+            logprobs = {"content": [self._logprob(entry) for entry in delta.logprobs], "refusal": None}
+        return {
+            "index": delta.index,
+            "message" if whole else "delta": content,
+            "logprobs": logprobs,
+            "finish_reason": delta.finish_reason,
+        }
+
+    def _logprob(self, entry: TokenLogprobs) -> dict[str, Any]:
+        top = [self._token(token_id, logprob) for token_id, logprob in entry.top.items()]
+        return self._token(entry.token_id, entry.logprob) | {"top_logprobs": top}
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        text = self._tokenizer.token_text(token_id)
+        # Half a character has no text of its own; null says so.
+        data = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
+        return {"token": text, "logprob": _finite(logprob), "bytes": data}
+
+
+class CompletionFormat:
+    object = chunk_object = "text_completion"
+
+    def __init__(self, tokenizer: ServerTokenizer, call: Call) -> None:
+        self._tokenizer = tokenizer
+        self._call = call
+        body = call.body
+        assert isinstance(body, CompletionRequest)
+        self._echoed = [tokenizer.decode(prompt) for prompt in call.prompts] if body.echo else None
+
+    def choice(self, delta: Delta, *, whole: bool) -> dict[str, Any]:
+        text, offset = delta.text, delta.text_offset
+        logprobs: list[TokenLogprobs | None] | None = None if delta.logprobs is None else list(delta.logprobs)
+        if self._echoed is not None:
+            prompt = delta.index // self._call.params.n
+            echoed = self._echoed[prompt]
+            if delta.first:
+                text = echoed + text
+                logprobs = None if logprobs is None else [*self._call.prompt_logprobs[prompt], *logprobs]
+            else:
+                offset += len(echoed)
+        return {
+            "index": delta.index,
+            "text": text,
+            "logprobs": None if logprobs is None else self._logprobs(logprobs, offset, delta.index),
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }
+
+    def _logprobs(self, entries: Sequence[TokenLogprobs | None], offset: int, index: int) -> dict[str, Any]:
+        body: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for entry in entries:
+            first = self._call.prompts[index // self._call.params.n][0]  # the one token that has no probability
+            text = self._tokenizer.token_text(first if entry is None else entry.token_id)
+            top = None if entry is None else self._top(entry)
+            body["tokens"].append(text)
+            body["token_logprobs"].append(None if entry is None else _finite(entry.logprob))
+            body["top_logprobs"].append(top)
+            body["text_offset"].append(offset)
+            offset += len(text)
+        return body
+
+    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
+        return {self._tokenizer.token_text(token_id): _finite(logprob) for token_id, logprob in entry.top.items()}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, LOWEST_LOGPROB)

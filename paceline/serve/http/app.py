@@ -1,0 +1,191 @@
+"""The ASGI application: routes, and how errors become answers.
+
+>>> app = create_app(backend, ServerConfig(("smollm2-135m",)))                       # doctest: +SKIP
+"""
+
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
+
+import paceline
+from paceline.serve.config import ServerConfig
+from paceline.serve.generate.answer import GenerationResponse
+from paceline.serve.generate.params import tokenize_chat, tokenize_text
+from paceline.serve.generate.served_engine import Backend
+from paceline.serve.generate.service import Service
+from paceline.serve.http.body import BodyReader
+from paceline.serve.http.errors import ApiError, as_api_error
+from paceline.serve.http.middleware import REQUEST_ID, Guard
+from paceline.serve.http.openapi import describe_bodies, takes
+from paceline.serve.http.page import add_page
+from paceline.serve.http.request_bodies import (
+    ChatCompletionRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from paceline.serve.http.response_bodies import (
+    ChatCompletion,
+    Completion,
+    Detokenized,
+    ErrorBody,
+    ModelCard,
+    ModelList,
+    Tokenized,
+    Version,
+)
+from paceline.serve.http.tenants import TENANT
+from paceline.serve.http.worker import in_worker
+from paceline.serve.observe import prometheus
+from paceline.serve.observe.live import live
+
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": description}
+    for status, description in {
+        400: "something in the request is wrong; the message says what to do",
+        401: "API key missing or wrong",
+        404: "no such model",
+        408: "took longer than the server allows",
+        413: "body too large",
+        429: "queue full; see Retry-After",
+        503: "shutting down, or the engine is not running",
+    }.items()
+}
+
+
+def create_app(backend: Backend, config: ServerConfig) -> FastAPI:
+    service = Service(backend, config)
+    app = FastAPI(
+        title="Paceline",
+        version=paceline.__version__,
+        description="OpenAI-compatible completions with speculative decoding in the client's hands",
+        docs_url=None,  # the framework's page loads scripts from elsewhere; ours works offline
+        redoc_url=None,
+        responses=ERRORS,
+    )
+    app.state.service = service
+    reader = BodyReader(backend.max_model_len)
+    _add_generation(app, service, reader)
+    _add_tokenizer(app, service, reader)
+    _add_operations(app, service)
+    add_page(app)
+    _add_error_handlers(app)
+    describe_bodies(app, ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+    paths = frozenset(path for route in app.routes if (path := getattr(route, "path", "")) and "{" not in path)
+    app.add_middleware(Guard, config=config, metrics=service.metrics, known_paths=paths)
+    if config.cors_origins:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=list(config.cors_origins), allow_methods=["GET", "POST"], allow_headers=["*"]
+        )
+    return app
+
+
+def _add_generation(app: FastAPI, service: Service, reader: BodyReader) -> None:
+    ChatBody = Annotated[ChatCompletionRequest, reader.dependency(ChatCompletionRequest)]
+    CompletionBody = Annotated[CompletionRequest, reader.dependency(CompletionRequest)]
+
+    @app.post("/v1/chat/completions", response_model=ChatCompletion, tags=["OpenAI"], **takes(ChatCompletionRequest))
+    async def chat_completions(body: ChatBody) -> Response:
+        """Answer a conversation. With `stream: true` the answer comes as server-sent events."""
+        return GenerationResponse(service, body)
+
+    @app.post("/v1/completions", response_model=Completion, tags=["OpenAI"], **takes(CompletionRequest))
+    async def completions(body: CompletionBody) -> Response:
+        """Continue a text. With `stream: true` the answer comes as server-sent events."""
+        return GenerationResponse(service, body)
+
+    @app.get("/v1/models", response_model=ModelList, tags=["OpenAI"])
+    async def models() -> Any:
+        return {"object": "list", "data": [_card(service, name) for name in service.config.model_names]}
+
+    @app.get("/v1/models/{model:path}", response_model=ModelCard, tags=["OpenAI"])
+    async def model(model: str) -> Any:
+        return _card(service, service.check_model(model))
+
+
+def _card(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(service.begin_s),
+        "owned_by": "paceline",
+        "max_model_len": service.backend.max_model_len,
+    }
+
+
+def _add_tokenizer(app: FastAPI, service: Service, reader: BodyReader) -> None:
+    TokenizeBody = Annotated[TokenizeRequest, reader.dependency(TokenizeRequest)]
+    DetokenizeBody = Annotated[DetokenizeRequest, reader.dependency(DetokenizeRequest)]
+
+    @app.post("/tokenize", tags=["tokens"], responses={200: {"model": Tokenized}}, **takes(TokenizeRequest))
+    async def tokenize(body: TokenizeBody) -> Response:
+        service.check_model(body.model)
+        if body.messages is not None:
+            tokens = await tokenize_chat(body.messages, service.backend, body.add_generation_prompt)
+        else:
+            tokens = await tokenize_text(body.prompt or "", service.backend, body.add_special_tokens)
+        answer = {"tokens": tokens, "count": len(tokens), "max_model_len": service.backend.max_model_len}
+        return await in_worker(len(tokens), lambda: JSONResponse(answer))
+
+    @app.post("/detokenize", response_model=Detokenized, tags=["tokens"], **takes(DetokenizeRequest))
+    async def detokenize(body: DetokenizeBody) -> Any:
+        service.check_model(body.model)
+        vocab_size = service.backend.vocab_size
+        if max(body.tokens, default=0) >= vocab_size:
+            raise ApiError(400, f"token ids go from 0 to {vocab_size - 1}, got {max(body.tokens)}", param="tokens")
+        decode = service.backend.tokenizer.decode
+        return {"prompt": await in_worker(len(body.tokens), lambda: decode(body.tokens, body.skip_special_tokens))}
+
+
+def _add_operations(app: FastAPI, service: Service) -> None:
+    @app.get("/health", tags=["operations"])
+    async def health() -> dict[str, str]:
+        """The process answers and its engine runs."""
+        if service.engine_dead:
+            raise ApiError(503, "the engine is not running: restart this server", code="engine_dead")
+        return {"status": "ok"}
+
+    @app.get("/ready", tags=["operations"])
+    async def ready() -> dict[str, str]:
+        """New work is welcome: what a load balancer should ask."""
+        if service.engine_dead or service.gate.draining:
+            raise ApiError(503, "not taking new work: shutting down, or the engine is not running", code="not_ready")
+        return {"status": "ready"}
+
+    @app.get("/version", response_model=Version, tags=["operations"])
+    async def version() -> Any:
+        return {"version": paceline.__version__}
+
+    @app.get("/metrics", tags=["operations"])
+    async def metrics() -> Response:
+        """Prometheus' text form."""
+        backend = service.backend
+        families = service.metrics.families(backend.load(), backend.speculation_stats(), service.recorder)
+        text = prometheus.render(families, model_name=service.config.model_names[0])
+        return Response(text, media_type=prometheus.CONTENT_TYPE)
+
+    @app.get("/api/live", tags=["operations"])
+    async def live_figures(request: Request) -> JSONResponse:
+        """What the page at / shows. Text is shown to the key that it belongs to, and to admin keys."""
+        return JSONResponse(live(service, request.scope[TENANT]))
+
+
+def _add_error_handlers(app: FastAPI) -> None:
+    def respond(error: ApiError) -> JSONResponse:
+        return JSONResponse(error.body(), error.status, error.headers)
+
+    @app.exception_handler(ApiError)
+    async def on_api_error(request: Request, error: ApiError) -> JSONResponse:
+        return respond(error)
+
+    @app.exception_handler(paceline.PacelineError)
+    async def on_paceline_error(request: Request, error: Exception) -> JSONResponse:
+        return respond(as_api_error(error, request.scope[REQUEST_ID]))
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> JSONResponse:
+        message = f"{error.detail}: see /docs for what this server answers to"
+        return respond(ApiError(error.status_code, message, headers=error.headers))

@@ -1,0 +1,67 @@
+"""What the server remembers of the engine's steps: the latest trees, the time saved, and what became of predictions.
+
+It is called in the engine's thread after every pass and read from the event loop. Single assignments and appends are
+all that is shared, so there is no lock: a reader sees a moment ago at worst.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.core.draft_counts import MEMBER_SEPARATOR
+from paceline.serve.generate.served_engine import PassRecord, StepRecord
+from paceline.serve.observe.saving import StepCostModel
+
+NUM_RECENT_TREES = 8
+
+
+@dataclass(slots=True)
+class MemberCounts:
+    """What each drafter did for one sequence, in draft tokens."""
+
+    drafted: dict[str, int] = field(default_factory=dict)
+    accepted: dict[str, int] = field(default_factory=dict)
+
+    def record(self, record: PassRecord) -> None:
+        for node in range(len(record.draft)):
+            for member in members_of(record, node):
+                self.drafted[member] = self.drafted.get(member, 0) + 1
+        for node in record.accepted[: len(record.new_token_ids)]:
+            for member in members_of(record, node):
+                self.accepted[member] = self.accepted.get(member, 0) + 1
+
+
+@dataclass(slots=True)
+class TimeSaved:
+    seconds: float = 0.0  # may be negative: then speculation lost time
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.recent_trees: deque[PassRecord] = deque(maxlen=NUM_RECENT_TREES)  # newest last
+        self.saved: dict[str, TimeSaved] = {}  # by method
+        self._followed: dict[str, MemberCounts] = {}
+        self._costs = StepCostModel()
+
+    def follow(self, request_id: str) -> MemberCounts:
+        """Count for this sequence from now until `forget`."""
+        counts = self._followed[request_id] = MemberCounts()
+        return counts
+
+    def forget(self, request_id: str) -> None:
+        self._followed.pop(request_id, None)
+
+    def observe(self, step: StepRecord) -> None:
+        for record in step.passes:
+            if len(record.draft):
+                self.recent_trees.append(record)
+            counts = self._followed.get(record.request_id)
+            if counts is not None:
+                counts.record(record)
+        for method, seconds in self._costs.saving(step).items():
+            self.saved.setdefault(method, TimeSaved()).seconds += seconds
+
+
+def members_of(record: PassRecord, node: int) -> Sequence[str]:
+    members = record.draft.members
+    return (record.method,) if members is None else members[node].split(MEMBER_SEPARATOR)

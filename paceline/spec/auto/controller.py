@@ -1,0 +1,516 @@
+"""`auto`: drafts where drafting pays, as measured live, and nowhere else.
+
+Each step it
+1. learns what the last pass cost (controller_cost.py) and whether each request's drafts were right,
+2. asks the drafters, for the requests where asking has been worth the drafters' own time,
+3. keeps the nodes that raise the whole batch's expected tokens per second (controller_select.py); often that is none.
+
+A request whose drafts do not pay sleeps: its drafters are asked when its text begins to repeat itself, and now and
+then, all of it paid from an allowance of a small share of the elapsed time; it wakes as soon as a draft would pay.
+Pruning is exact: with sample-match verification the output does not depend on which nodes were offered.
+
+    LLM(model, {"method": "auto"})                                the default
+    LLM(model, {"method": "auto", "members": ["ngram", "suffix"], "node_budget": 16})   limits by hand
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.request import Request, RequestStatus
+from paceline.core.sampling_params import SamplingParams
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.lab.expected import reach_probabilities
+from paceline.spec.auto.cost import PassCostModel, calibrate
+from paceline.spec.auto.members import TRIAL_REQUESTS, MemberChoice
+from paceline.spec.auto.repeat_watch import RepeatWatch
+from paceline.spec.auto.select import Selection, above_bar, path_chances, select, shifted
+from paceline.spec.drafter_faults import DrafterFaults
+from paceline.spec.engine_parts import Services
+from paceline.spec.proposer import Budget, Needs, StepContext
+
+if TYPE_CHECKING:
+    from paceline.spec.config.speculative_config import SpeculativeConfig
+
+MARGIN, ASK_MARGIN = 1.1, 1.5  # drafts must be expected to save so many times their rows, and the time to find them
+ALLOWANCE = 0.004  # share of the elapsed time that may go into asking sleepers and into trying what should not pay
+MAX_ALLOWANCE_S = 0.25  # what can be saved up
+# Steps, powers of two: sleepers are asked in the same steps, because a few nodes may be too dear where many are not.
+FIRST_SLEEP, LONGEST_SLEEP = 8, 64  # the first is for a new request where drafts have not paid lately
+LIGHT_SLEEP = 8  # of a request whose text repeats itself
+BIAS_RATE, SHARED_BIAS_RATE, MAX_BIAS = 0.4, 0.08, 4.0
+VALUE_RATE = 0.15  # how quickly a request's worth follows its last drafts
+DRAFT_RATE = 0.3  # and the cost of asking
+IDLE_RATE = 0.2  # how quickly the cost of a step with nobody asked is learned
+TYPICAL_RATE = 0.05  # and how quickly the worth of a new request follows that of all others
+MAX_VALUE = 8.0  # times the cost of asking: however good the past was, sleep is a few useless drafts away
+# Steps between two passes with drafts that should not pay (does the curve still hold?), and the least chance of those.
+TRY_EVERY, TRIED_CHANCE = 32, 0.6
+TRUST_MEMORY, TRUST_PRIOR = 0.92, 5.0  # per look; and accepted tokens that full trust counts for
+MOST_TRUST, CHEAP_PRIOR = 1.25, 1.0  # the latter as TRUST_PRIOR, for what cheap members draft beside dear ones
+LEAST_ROOM, FIRST_ROOM = 8, 16  # nodes asked for
+SURE_AFTER, LOOK_EVERY = 32, 4  # passes looked at one by one, at first; then every so many steps
+COST_EVERY, MANY = 16, 4  # steps between two passes whose cost is learned, then; at every look from so many requests on
+NOBODY: frozenset[int] = frozenset()
+PEAK_MEMORY = 0.9  # per step, of how many requests there were
+HOPE_EVERY = 64  # steps between two looks at which batches are hopeless
+# What a dear drafter may reach at best, and a cheap one that copies: where even that would not pay, nobody is asked.
+HOPED_CHANCE, COPIED_CHANCE, HOPED_DEPTH = 0.75, 0.95, 6
+OPTIMISM = 0.85  # of the rows' cost, in that: what is thought hopeless is hardly ever tried, so it must be far off
+# The tokens that such chains of 1, 2, ... nodes bring.
+HOPED_TOKENS, COPIED_TOKENS = (
+    reach_probabilities(chance, HOPED_DEPTH).cumsum().tolist() for chance in (HOPED_CHANCE, COPIED_CHANCE)
+)
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What the controller knows of one request."""
+
+    value_s: float  # time that a draft is expected to save, averaged over the last ones asked for
+    bias: float = 0.0  # this request's drafts are right more (or less) often than the drafters say: shift in log odds
+    tree: DraftTree = EMPTY_TREE  # what the drafters proposed last, before pruning
+    drafted_in: int = -1  # before which step
+    sleep: int = 0  # it is asked every so many steps; 0: awake
+    watch: RepeatWatch = field(default_factory=RepeatWatch)  # while it sleeps
+    room: int = FIRST_ROOM  # nodes to ask for: follows what was kept, because drafting takes time too
+
+    def follow(self, num_kept: int) -> None:
+        if 4 * num_kept >= 3 * self.room:
+            self.room *= 2
+        elif 4 * num_kept < self.room:
+            self.room = max(LEAST_ROOM, self.room // 2)
+
+
+class AutoProposer:
+    name = "auto"
+
+    def __init__(
+        self,
+        services: Services,
+        largest: Budget,
+        *,
+        members: "Sequence[SpeculativeConfig] | None" = None,  # None: all that this target has
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        from paceline.spec.auto.default_members import (
+            default_drafters,  # reads the methods' table, which has a row for this file
+        )
+        from paceline.spec.merge.merge import MergeProposer
+
+        if members is None:
+            self.drafters = default_drafters(services, largest)
+        else:
+            self.drafters = MergeProposer(services, largest, members=members)
+        self.choice = self.drafters.usefulness = MemberChoice(self.drafters.members)
+        self.clock = clock
+        self.cost = PassCostModel(calibrate(services))
+        self._records: dict[str, RequestRecord] = {}
+        self._typical_value_s = float("inf")  # of a request nobody knows yet: worth asking
+        self._draft_s = 0.0  # per request asked, with what it took to learn from the answers
+        self._learn_s = 0.0  # of the last step
+        self._idle_s = 0.0  # what observing a step takes where nobody was asked
+        self._peak = 0.0  # requests in a step, the most lately: a batch that is being refilled is not a small one
+        self._any_light = True  # does a request sleep less than `LIGHT_SLEEP`, or not at all?
+        self._num_awake = 0  # requests whose cheap members were asked in the last step
+        # Requests in the batch -> what good drafts would save in a step, and whether good copies would pay.
+        self._hopes: dict[int, tuple[float, bool]] = {}
+        self._allowance_s = self._unearned_s = 0.0  # the latter: elapsed time, whose share is added at the next look
+        self._handed_over_s: float | None = None  # when the last step's drafts were handed over
+        self._promised, self._kept_promises = 0.0, 0.0  # accepted tokens: expected, and found; both fade
+        self._trust = 1.0  # found over expected, lately
+        # The same of what cheap members drafted beside dear ones: expected, found, and expected of the pass under way.
+        self._cheap_expected = self._cheap_found = self._cheap_promised = 0.0
+        self._shared_bias = 0.0  # as a request's, for all of them
+        self.steps_to_rest = 0  # that it need not be asked in: nobody is worth asking before the next look
+        self._planned_rest = 0  # what that was at first
+        self._elapsed_s = 0.0  # of the last pass that it was told of
+        self._is_sure = False  # of the costs, and nobody on trial: then it need not look at every pass
+        self._looks = True  # is the pass under way looked at?
+        self._looked_in = -1  # step
+        self._may_pay = True  # cheap drafts, at best
+        self._expected = 0.0  # accepted tokens expected of it
+        self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0, "tried_at_a_loss": 0}
+        self._own_s = self._step_own_s = 0.0  # in all steps, and in the last one
+        self._last: Selection | None = None
+        self._num_requests = 0  # in the batch, at the last look
+        self._reasons: Counter[str] = Counter()  # why steps went as they did
+
+    @property
+    def needs(self) -> Needs:
+        return self.choice.needs
+
+    @property
+    def usefulness(self) -> MemberChoice:
+        """Which members are worth asking at all."""
+        return self.choice
+
+    @property
+    def faults(self) -> DrafterFaults:
+        """Which members raised."""
+        return self.drafters.faults
+
+    def check_params(self, params: SamplingParams) -> None:
+        self.drafters.check_params(params)
+
+    def observe(self, step: StepContext) -> None:
+        begin_s = self.clock()
+        self._learn_cost(step, begin_s)
+        if self._looks:
+            now = self._totals["steps"]
+            for verified in step.passes:
+                record = self._records.get(verified.request.request_id)
+                if record is not None and record.drafted_in == now:
+                    self._learn_bias(record, verified.new_token_ids)
+        for request in step.gone:
+            self._records.pop(request.request_id, None)
+        end_s, dear_before_s = self.clock(), self.choice.dear_s
+        self._own_s += end_s - begin_s
+        self.drafters.observe(step)
+        if self._num_awake or self._looks:
+            learn_s = self.clock() - begin_s - (self.choice.dear_s - dear_before_s)
+            if not self._num_awake:
+                self._idle_s += IDLE_RATE * (learn_s - self._idle_s)
+            self._learn_s = max(0.0, learn_s - self._idle_s)
+
+    def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
+        begin_s = self.clock()
+        requests = step.requests
+        num_rested = self._planned_rest - self.steps_to_rest
+        if num_rested:
+            self._totals["steps"] += num_rested
+            self._reasons["asleep"] += num_rested
+            self._unearned_s += num_rested * self._elapsed_s
+        now = self._totals["steps"]
+        self._is_sure = self.choice.is_settled and self.cost.num_observed >= SURE_AFTER
+        self._looks = not self._is_sure or now % LOOK_EVERY == 0 or len(requests) > self._num_requests
+        if self._looks:
+            num_running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
+            self._num_requests = max(num_running, len(requests))
+            self._look_ahead(now - self._looked_in)
+            self._looked_in = now
+        awake = self._whom_to_ask(requests) if self._may_pay or now % LONGEST_SLEEP == 0 else []
+        asked = awake
+        if self.choice.pays:
+            asked = list(range(len(requests)))
+        elif self.choice.has_trial:  # the first requests, whether they sleep or not
+            asked = sorted({*range(min(TRIAL_REQUESTS, len(requests))), *awake})
+        self.choice.sleepers = NOBODY if asked == awake else {i for i, at in enumerate(asked) if at not in awake}
+        self._num_awake = len(awake)
+        self.choice.cheap_sleep = not awake
+        alone = None if awake or self._looks else self.choice.pays_alone
+        if alone is not None:
+            trees, draft_s = self._pass_on(alone, step, budgets)
+        else:
+            drafted, draft_s = self._ask(step, budgets, asked)
+            trees = self._choose(requests, asked, drafted, draft_s)
+        can_rest = self._is_sure and self.choice.all_sleep and not (self._may_pay and self._any_light)
+        self._planned_rest = self.steps_to_rest = LIGHT_SLEEP - 1 - now % LIGHT_SLEEP if can_rest else 0
+        self._handed_over_s = self.clock()
+        self._step_own_s = self._handed_over_s - begin_s - draft_s
+        self._own_s += self._step_own_s
+        self._totals["steps"] += 1
+        return trees
+
+    def _look_ahead(self, num_steps: int) -> None:
+        """Who may pay at all, from now on, and what may be spent on finding out."""
+        self._allowance_s = min(MAX_ALLOWANCE_S, self._allowance_s + ALLOWANCE * self._unearned_s)
+        self._unearned_s = 0.0
+        self._peak = max(float(self._num_requests), PEAK_MEMORY**num_steps * self._peak)
+        hope_s, self._may_pay = self._hope(int(self._peak))
+        self.choice.begin_step(int(self._peak), hope_s, num_steps, self.cost.at(1, 1))
+
+    def report(self) -> dict[str, Any]:
+        """What it knows and what it decided last, for statistics and the server's page."""
+        records = list(self._records.values())  # a snapshot: the engine's thread may be changing it
+        asleep = sum(record.sleep > 0 for record in records)
+        return {
+            **self._totals,
+            "own_s": self._own_s,
+            "draft_s_per_request": self._draft_s,
+            "awake": len(records) - asleep,
+            "asleep": asleep,
+            "trust": self._trust,
+            "shared_bias": self._shared_bias,
+            "pass_cost_s": self.cost.table(),
+            "members": self.choice.report(),
+            "reasons": dict(self._reasons),
+            "last_decision": self._reason(),
+        }
+
+    # -- learning ----------------------------------------------------------------------------------------------------
+
+    def _learn_cost(self, step: StepContext, now_s: float) -> None:
+        if self._handed_over_s is None:
+            return
+        elapsed_s = self._elapsed_s = now_s - self._handed_over_s
+        self._handed_over_s = None
+        self._unearned_s += elapsed_s
+        if not self._looks:
+            if not self.choice.all_sleep:
+                self.choice.pass_over()
+            return
+        num_decodes = num_rows = accepted = 0
+        reads_prompt = False
+        own = []
+        for verified in step.passes:
+            num_rows += len(verified.rows)
+            reads_prompt = reads_prompt or verified.num_committed > 1
+            if verified.logits_row >= 0:
+                num_decodes += 1
+                if verified.request.request_id in self._records:  # others chose a method for themselves
+                    own.append(verified)
+                    accepted += len(verified.accepted)
+        memory = TRUST_MEMORY if self._expected else TRUST_MEMORY**2  # where nothing is promised, looks are seldom
+        self._promised = memory * self._promised + self._expected
+        self._kept_promises = memory * self._kept_promises + (accepted if self._expected else 0.0)
+        self._trust = min(MOST_TRUST, (self._kept_promises + TRUST_PRIOR) / (self._promised + TRUST_PRIOR))
+        if not num_decodes or elapsed_s <= 0.0 or reads_prompt:
+            self.choice.skip()
+            return  # prompt rows have a price of their own
+        if not self._is_sure or num_decodes >= MANY or self._looked_in % COST_EVERY == 0:
+            self.cost.observe(num_rows, elapsed_s, num_decodes)
+        if self.choice.asks_dear:
+            self._cheap_expected = TRUST_MEMORY * self._cheap_expected + self._cheap_promised
+            self._cheap_found = TRUST_MEMORY * self._cheap_found + self.choice.num_only_cheap(own)
+            plain_s = self.cost.at(num_decodes, num_decodes)
+            row_s = (self.cost.at(num_rows, num_decodes) - plain_s) / max(1, num_rows - num_decodes)
+            ask_s = self._draft_s * self._num_awake + self._step_own_s
+            self.choice.judge(own, plain_s / num_decodes, row_s, elapsed_s, ask_s / num_decodes)
+        else:
+            self.choice.note(accepted, num_rows - num_decodes, len(own), elapsed_s)
+
+    def _learn_bias(self, record: RequestRecord, new_token_ids: Sequence[int]) -> None:
+        """One step of logistic regression on the intercepts for each guess that the new tokens judged, in a tree that
+        was verified or not."""
+        token_ids, parents, confidence = record.tree.token_ids, record.tree.parents, record.tree.confidence
+        record.drafted_in, at = -1, -1
+        if confidence is None:
+            return
+        for token in new_token_ids:
+            likeliest = following = -1
+            for node in range(at + 1, len(parents)):
+                if parents[node] == at:
+                    if likeliest < 0:
+                        likeliest = node  # it stands first
+                    if token_ids[node] == token:
+                        following = node
+                        break
+            if likeliest < 0:
+                return
+            chance = shifted(confidence[likeliest], record.bias + self._shared_bias)
+            error = (following == likeliest) - chance
+            record.bias = min(MAX_BIAS, max(-MAX_BIAS, record.bias + BIAS_RATE * error))
+            self._shared_bias = min(MAX_BIAS, max(-MAX_BIAS, self._shared_bias + SHARED_BIAS_RATE * error))
+            if following < 0:
+                return
+            at = following
+
+    def _hope(self, num_requests: int) -> tuple[float, bool]:
+        """What a dear drafter's good drafts would save in a step of so many requests, if they cost nothing but their
+        rows; and whether a cheap one's could pay."""
+        if self._totals["steps"] % HOPE_EVERY == 0:
+            self._hopes.clear()
+        hope = self._hopes.get(num_requests)
+        if hope is None:
+            costs = [self.cost.at(num_requests * (1 + depth), num_requests) for depth in range(HOPED_DEPTH + 1)]
+            spent_s = [cost - costs[0] for cost in costs[1:]]
+            hope_s = max([tokens * costs[0] - spent for tokens, spent in zip(HOPED_TOKENS, spent_s, strict=True)])
+            copied_s = [tokens * costs[0] for tokens in COPIED_TOKENS]
+            may_pay = any(saved > OPTIMISM * spent for saved, spent in zip(copied_s, spent_s, strict=True))
+            hope = self._hopes[num_requests] = hope_s, may_pay
+        return hope
+
+    # -- deciding ----------------------------------------------------------------------------------------------------
+
+    def _whom_to_ask(self, requests: Sequence[Request]) -> list[int]:
+        """Indices of the requests whose drafters are asked now."""
+        asked: list[int] = []
+        step, records = self._totals["steps"], self._records
+        if step % LIGHT_SLEEP and not self._any_light:
+            return asked
+        self._any_light = False
+        for i, request in enumerate(requests):
+            record = records.get(request.request_id) or self._record(request)
+            sleep = record.sleep
+            self._any_light = self._any_light or sleep < LIGHT_SLEEP
+            if sleep:
+                if step % min(sleep, LIGHT_SLEEP) or self._allowance_s < self._draft_s:
+                    continue
+                if step % sleep and not record.watch.repeats(request.token_ids):
+                    continue
+                self._allowance_s -= self._draft_s
+            asked.append(i)
+        return asked
+
+    def _record(self, request: Request) -> RequestRecord:
+        record = self._records.get(request.request_id)
+        if record is None:
+            record = self._records[request.request_id] = RequestRecord(self._typical_value_s)
+            record.sleep = 0 if self._typical_value_s > ASK_MARGIN * self._draft_s else FIRST_SLEEP
+        return record
+
+    def _ask(self, step: StepContext, budgets: Sequence[Budget], asked: Sequence[int]) -> tuple[list[DraftTree], float]:
+        if not asked:
+            self.choice.ask_nobody()
+            return [], 0.0
+        begin_s = self.clock()
+        part = step
+        if len(asked) < len(step.requests):
+            part = replace(step, requests=[step.requests[i] for i in asked])
+        given = []
+        for i in asked:
+            request, (num_nodes, max_depth) = step.requests[i], budgets[i]
+            record = self._records.get(request.request_id) or self._record(request)
+            given.append(Budget(min(num_nodes, record.room), max_depth))
+        dear_before_s = self.choice.dear_s
+        self.drafters.learns = self._looks
+        trees = self.drafters.propose(part, given)
+        spent_s = self.clock() - begin_s
+        num_awake = self._num_awake
+        if num_awake:
+            # Dear members are judged by themselves: a request sleeps when the others do not pay for it.
+            cheap_s = spent_s + self._learn_s - (self.choice.dear_s - dear_before_s)
+            if not self.choice.asks_dear:
+                cheap_s += self._step_own_s  # to decide about them takes time as well
+            cheap_s /= num_awake
+            if self._draft_s:  # what past outputs take to be indexed, all at once, is not what one draft takes
+                self._draft_s += DRAFT_RATE * (min(cheap_s, 1.5 * self._draft_s) - self._draft_s)
+            else:
+                self._draft_s = cheap_s
+        else:  # nobody but dear members was asked: putting their trees together is for them alone
+            beside_s = spent_s - (self.choice.dear_s - dear_before_s) + self._step_own_s
+            is_seldom = self.choice.pays_alone is not None  # in other steps its trees are passed on
+            self.choice.charge(beside_s / LOOK_EVERY if is_seldom else beside_s)
+        self._totals["asked"] += len(asked)
+        return trees, spent_s
+
+    def _pass_on(self, member: str, step: StepContext, budgets: Sequence[Budget]) -> tuple[list[DraftTree], float]:
+        """A step that nobody looks at, in which one dear member drafts alone: its trees as they are, for it was told
+        where to stop."""
+        begin_s = self.clock()
+        trees = self.drafters.propose_alone(member, step, budgets)
+        num_drafted = sum([len(tree.token_ids) for tree in trees])
+        self._reasons["pays" if num_drafted else "nothing_drafted"] += 1
+        totals = self._totals
+        totals["asked"] += len(trees)
+        totals["drafted_nodes"] += num_drafted
+        totals["offered_nodes"] += num_drafted
+        return trees, self.clock() - begin_s
+
+    def _choose(
+        self,
+        requests: Sequence[Request],
+        asked: Sequence[int],
+        drafted: Sequence[DraftTree],
+        drafting_s: float,
+    ) -> list[DraftTree]:
+        trees = [EMPTY_TREE] * len(requests)
+        self._expected = 0.0
+        if not asked:
+            self._reasons["asleep"] += 1
+            return trees
+        records = [self._records[requests[i].request_id] for i in asked]
+        trust = self._trust
+        chances = [
+            path_chances(tree, record.bias + self._shared_bias, trust) if tree.confidence is not None else []
+            for tree, record in zip(drafted, records, strict=True)
+        ]
+        selection = self._last
+        if self._looks or selection is None:
+            selection = self._last = self._select(chances, drafting_s)
+            kept = selection.keep
+        else:
+            kept = above_bar(chances, selection.bar)
+            self._reasons["pays" if any(kept) else "nothing_drafted"] += 1
+        choice = self.choice
+        if self._looks:
+            self._expected, self._cheap_promised = selection.gain / max(trust, 1e-6), 0.0
+            if choice.asks_dear:
+                choice.expect(drafted, kept, chances)
+                choice.stop_at(selection.bar)
+        now = self._totals["steps"] + 1
+        num_drafted = num_offered = 0
+        for i, record, tree, keep in zip(asked, records, drafted, kept, strict=True):
+            num_nodes, num_kept = len(tree.token_ids), len(keep)
+            num_drafted += num_nodes
+            num_offered += num_kept
+            record.tree, record.drafted_in = tree, now
+            record.follow(num_kept)
+            # A tree sampled from a distribution of its own must not be pruned by what was drawn.
+            if num_kept == num_nodes or tree.draft_probs is not None:
+                trees[i] = tree
+            elif keep:
+                trees[i] = tree.select(keep)
+        self._totals["drafted_nodes"] += num_drafted
+        self._totals["offered_nodes"] += num_offered
+        if self._num_awake:
+            # Without their drafts a token would cost what it costs with the dear members' alone, or plainly.
+            token_s = selection.token_s if choice.asks_dear else selection.plain_s / self._num_requests
+            self._judge_cheap(records, drafted, kept, chances, token_s, selection.row_s)
+        return trees
+
+    def _select(self, chances: Sequence[Sequence[float]], drafting_s: float) -> Selection:
+        """What pays; now and then, where nothing does, all that is likely: do so many rows really cost so much?"""
+        selection = select(chances, self._num_requests, self.cost, MARGIN, drafting_s)
+        if selection.num_nodes == 0 and self._totals["steps"] % TRY_EVERY == 0:
+            tried = select(chances, self._num_requests, self.cost, MARGIN, drafting_s, at_least=TRIED_CHANCE)
+            if tried.num_nodes and tried.loss_s <= self._allowance_s:
+                self._allowance_s -= tried.loss_s
+                self._totals["tried_at_a_loss"] += 1
+                self._reasons["probe"] += 1
+                return tried
+        if selection.num_nodes:
+            self._reasons["pays"] += 1
+        else:
+            self._reasons["too_dear" if any(chances) else "nothing_drafted"] += 1
+        return selection
+
+    def _judge_cheap(
+        self,
+        records: Sequence[RequestRecord],
+        drafted: Sequence[DraftTree],
+        kept: Sequence[Sequence[int]],
+        chances: Sequence[Sequence[float]],
+        token_s: float,
+        row_s: float,
+    ) -> None:
+        """Was it worth asking the cheap members? Their requests sleep longer and longer where it was not."""
+        choice = self.choice
+        trust = (self._cheap_found + CHEAP_PRIOR) / (self._cheap_expected + CHEAP_PRIOR)
+        for position, (record, tree, keep) in enumerate(zip(records, drafted, kept, strict=True)):
+            if position in choice.sleepers:
+                continue
+            nodes = keep
+            if choice.asks_dear:  # what a dear member drafted too, it would have brought alone
+                nodes = [node for node in keep if choice.is_cheap(tree, node)]
+            gain = sum([chances[position][node] for node in nodes])
+            if choice.asks_dear:
+                self._cheap_promised += gain
+                gain *= trust
+            self._judge(record, gain * token_s - len(nodes) * row_s)
+
+    def _judge(self, record: RequestRecord, saved_s: float) -> None:
+        most_s = MAX_VALUE * self._draft_s
+        value_s = min(most_s, saved_s)
+        typical_s = min(most_s, self._typical_value_s)
+        self._typical_value_s = typical_s + TYPICAL_RATE * (value_s - typical_s)
+        before_s = min(most_s, record.value_s)
+        record.value_s = max(value_s, before_s + VALUE_RATE * (value_s - before_s))
+        pays = record.value_s > ASK_MARGIN * self._draft_s
+        record.sleep = 0 if pays else min(LONGEST_SLEEP, max(1, 2 * record.sleep))
+        self._any_light = self._any_light or record.sleep < LIGHT_SLEEP
+
+    def _reason(self) -> str:
+        last = self._last
+        if last is None:
+            return "nothing asked yet"
+        batch = f"{self._num_requests} request{'s' if self._num_requests != 1 else ''}"
+        if last.num_nodes == 0:
+            return f"off: no draft for {batch} is expected to save more than it costs"
+        return (
+            f"{last.num_nodes} nodes for {batch}: {last.gain:.2f} more tokens for "
+            f"{(last.pass_s / last.plain_s - 1):.0%} more time, {last.speedup:.2f}x"
+        )

@@ -1,0 +1,70 @@
+"""Who drafts for `auto` when nobody says: everything useful that this target has.
+
+The training-free methods work on any target. Where a shipped EAGLE-3 drafter fits the target (it is found by itself) it
+takes the place of `recycling`: both are for text that nobody has seen, both have to be tried to know whether they pay,
+and the trained one is right far more often. A drafter with a network takes time for every level it drafts, so it gets a
+short chain; the others cost next to nothing and may fill whatever `auto` may offer.
+"""
+
+import logging
+from typing import Any
+
+from paceline.errors import ModelLoadError, PacelineError
+from paceline.models.drafters.load import find_shipped
+from paceline.spec.config.speculative_config import SpeculativeConfig
+from paceline.spec.engine_parts import Services
+from paceline.spec.merge.merge import MergeProposer
+from paceline.spec.methods import TRAINING_FREE
+from paceline.spec.proposer import Budget
+
+logger = logging.getLogger("paceline")
+
+EAGLE3_SIZE, EAGLE3_LEAST = Budget(num_nodes=6, max_depth=6), 0.1  # a chain as long as it stays likely
+
+CANNOT_BUILD = (PacelineError, RuntimeError, MemoryError)  # RuntimeError: torch's, out of memory included
+
+
+def default_drafters(services: Services, largest: Budget) -> MergeProposer:
+    """The members, merged. Nobody asked for the trained one: where it cannot be built, the others draft without it."""
+    members = available_members(services, largest)
+    try:
+        return MergeProposer(services, largest, members=members)
+    except CANNOT_BUILD as error:
+        if all(member.method in TRAINING_FREE for member in members):
+            raise
+        logger.warning("auto drafts without the shipped drafter, which does not work here (%s)", error)
+    free = [_member(method, largest) for method in TRAINING_FREE]
+    return MergeProposer(services, largest, members=free)  # past the except: what was half built is freed by now
+
+
+def available_members(services: Services, largest: Budget) -> list[SpeculativeConfig]:
+    """Configurations of the members for this target, none of them larger than `largest`."""
+    members = [_member(method, largest) for method in TRAINING_FREE]
+    if _has_shipped("eagle3", services):
+        members = [member for member in members if member.method != "recycling"]
+        members.append(_member("eagle3", _smaller(EAGLE3_SIZE, largest), draft_min_prob=EAGLE3_LEAST))
+    logger.debug("auto drafts with %s", ", ".join(member.method for member in members))
+    return members
+
+
+def _member(method: str, size: Budget, **options: Any) -> SpeculativeConfig:
+    config = SpeculativeConfig.parse(
+        {"method": method, "num_speculative_tokens": size.max_depth, "node_budget": size.num_nodes, **options}
+    )
+    assert config is not None
+    return config
+
+
+def _smaller(one: Budget, other: Budget) -> Budget:
+    return Budget(min(one.num_nodes, other.num_nodes), min(one.max_depth, other.max_depth))
+
+
+def _has_shipped(kind: str, services: Services) -> bool:
+    decoder: Any = services.decoder
+    if not hasattr(decoder, "vocabulary_rows"):  # the drafter shares the target's embedding
+        return False
+    try:
+        find_shipped(kind, decoder.config)
+    except ModelLoadError:
+        return False
+    return True

@@ -1,0 +1,122 @@
+"""`speculative_config`: which method drafts, how much, and which rule verifies.
+
+The keys are vLLM's where it has one. A key that is unknown, or that belongs to another method, is refused.
+
+>>> config = SpeculativeConfig.parse({"method": "ngram", "num_speculative_tokens": 6})
+>>> config.method, config.num_speculative_tokens, config.options["prompt_lookup_max"]
+('ngram', 6, 3)
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+from paceline.errors import InvalidOptionError
+from paceline.spec.config.method import Method
+from paceline.spec.config.options import choice, refuse_unknown, resolve
+from paceline.spec.config.rule_options import RULE_KEYS, take_rule_options
+from paceline.spec.methods import PROPOSERS, TRAINING_FREE
+from paceline.verifiers.pairing import CHAIN_RULES, check_pairing
+
+REJECTION_SAMPLE_METHODS = ("sample_match", "rejection", "multi_step", "block", "spechub", "typical")
+CLASSIC_RULES = ("rejection", "multi_step", "block", "spechub")  # need drafts that are fixed, or sampled with their q
+_COMMON_KEYS = ("method", "rejection_sample_method")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeConfig:
+    method: str
+    options: Mapping[str, Any] = field(default_factory=dict)  # the method's own, defaults filled in, checked
+    rejection_sample_method: str = "sample_match"
+    rule_options: Mapping[str, Any] = field(default_factory=dict)  # of the rule: make_verifier(rule, **rule_options)
+
+    @staticmethod
+    def parse(given: Union[Mapping[str, Any], str, "SpeculativeConfig", None]) -> "SpeculativeConfig | None":
+        if given is None or isinstance(given, SpeculativeConfig):
+            return given
+        if isinstance(given, str):
+            given = {"method": given}
+        if not isinstance(given, Mapping):
+            raise InvalidOptionError(
+                f"speculative_config must be a dictionary such as {{'method': 'ngram'}}, got {given!r}"
+            )
+        method = _method_of(given)
+        row = method_row(method)
+        known = (*_COMMON_KEYS, *RULE_KEYS, *row.options)
+        refuse_unknown(_explain_foreign(given, method, known), known, f"speculative_config of {method!r}")
+        rule = given.get("rejection_sample_method") or "sample_match"
+        rule = choice(*REJECTION_SAMPLE_METHODS)("rejection_sample_method", rule)
+        rule_options = take_rule_options(given, rule)
+        options = resolve(row.options, _fill(row, {**given, "method": method}, rule))
+        if row.cross_check is not None:
+            row.cross_check(options)
+        _check_rule(row, options, rule)
+        return SpeculativeConfig(method, options, rule, rule_options)
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """The longest path of a draft; 0 for plain decoding."""
+        return int(self.options.get("num_speculative_tokens", 0))
+
+    @property
+    def node_budget(self) -> int:
+        """The most nodes of a draft; 0 for plain decoding."""
+        return int(self.options.get("node_budget", 0))
+
+
+def method_row(method: str) -> Method:
+    if method not in PROPOSERS:
+        refuse_unknown([method], PROPOSERS, "speculative method names")
+    return PROPOSERS[method]
+
+
+def _method_of(given: Mapping[str, Any]) -> str:
+    method = given.get("method")
+    if method is None and given.get("model") is not None:
+        return "draft_model"  # vLLM's rule: a model and no method is a draft model
+    if not isinstance(method, str):
+        raise InvalidOptionError(f"speculative_config needs 'method', one of {', '.join(PROPOSERS)}; got {method!r}")
+    return method
+
+
+def _fill(row: Method, given: Mapping[str, Any], rule: str) -> dict[str, Any]:
+    """What was given, and the defaults that depend on it."""
+    filled = {key: value for key, value in given.items() if value is not None}
+    if row.default("members") is None and "members" in row.options and rule in CLASSIC_RULES:
+        filled.setdefault("members", TRAINING_FREE)  # they need drafts that are fixed
+    if row.derive is not None:
+        filled = row.derive(filled)
+    if "draft_sampling" in row.options and rule in CLASSIC_RULES:
+        filled.setdefault("draft_sampling", "sampled")  # they compare p with the q that was drawn from
+    depth = filled.get("num_speculative_tokens")
+    if "node_budget" in row.options and "node_budget" not in filled and isinstance(depth, int):
+        # A longer path than the default tree holds needs a larger tree; a chain stays a chain.
+        default = row.default("node_budget")
+        filled["node_budget"] = depth if default == row.default("num_speculative_tokens") else max(depth, default)
+    return filled
+
+
+def _check_rule(row: Method, options: Mapping[str, Any], rule: str) -> None:
+    """Refuse a rule that would be wrong for this method's drafts."""
+    if rule not in CLASSIC_RULES:
+        return  # exact for any draft, or lossy by choice
+    for member in options.get("members") or ():
+        _check_rule(PROPOSERS[member.method], member.options, rule)
+    sampling = options.get("draft_sampling") or "greedy"
+    kind = "fixed" if sampling == "greedy" else sampling
+    if "members" not in options:
+        check_pairing(rule, kind, draft_probs=kind == "sampled", chain=row.chain(options))
+    elif rule in CHAIN_RULES:
+        check_pairing(rule, "fixed", chain=False)
+
+
+def _explain_foreign(given: Mapping[str, Any], method: str, known: tuple[str, ...]) -> list[str]:
+    """The keys of `given`; raises where one is fine for other methods but not for this one."""
+    for key in given:
+        owners = [name for name, row in PROPOSERS.items() if key in row.options]
+        if key not in known and owners:
+            raise InvalidOptionError(
+                f"{key!r} does not belong to method {method!r} but to {', '.join(owners)}; "
+                f"{method!r} takes {', '.join(known)}"
+            )
+    return list(given)

@@ -1,0 +1,253 @@
+"""`eagle3`: one trained layer drafts from the target's hidden states, in a tree that grows where it is sure.
+
+With n tokens, of which the last has no KV yet, the pairs (h_t, x_{t+1}) for t <= n - 2 are true: they enter the
+drafter's KV at slot t as soon as the target has computed h_t. The newest pair's output says what comes after the last
+token and is the first draft's feature. Deeper nodes feed the drafter its own features, at positions n - 1, n, ..., and
+their keys live in scratch.
+
+Where a prefix comes from the cache, so do the drafter's keys. The last pair of a shared block was made with the token
+that came next for whoever computed it: for another request one key of the prefix tells of another continuation.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.request import Request
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.models.drafters.load import load_network
+from paceline.models.drafters.paged import KeyRows, make_layers, make_linear
+from paceline.spec.engine_parts import Services
+from paceline.spec.feature.draft_growth import Growth, least_log_prob
+from paceline.spec.feature.draft_scores import LOWEST, Scored
+from paceline.spec.feature.feature_drafter import (
+    CHUNK_ROWS,
+    SCRATCH_SLOTS,
+    RowBuilder,
+    context_rows,
+    draft_scores,
+    groups,
+    placement,
+    target_of,
+    token_tensor,
+)
+from paceline.spec.feature.feature_queue import FeatureQueue, FeatureRows, take_rows
+from paceline.spec.feature.native_drafts import NativeDrafts
+from paceline.spec.proposer import Budget, Needs, StepContext
+
+
+class Eagle3Proposer:
+    name = "eagle3"
+
+    def __init__(
+        self,
+        services: Services,
+        largest: Budget,
+        *,
+        model: str | None,
+        draft_sampling: str | None,
+        draft_width: int,
+        draft_min_prob: float,
+    ) -> None:
+        self._target = target_of(services)
+        network: Any = load_network(self.name, model, self._target)
+        place = placement(services)
+        self._first_scratch = services.num_slots
+        num_slots = services.num_slots + max(SCRATCH_SLOTS, draft_width * largest.max_depth)
+        self._fc = make_linear(network.fc, place)
+        self._head = make_linear(network.lm_head, place, storage="int4")
+        self._layers = make_layers(network.config.layer, [network.midlayer], num_slots, place)
+        self._network = network.to(place.device)
+        self._scores = draft_scores(services, network.d2t, draft_sampling)
+        self._width, self._min_prob = draft_width, draft_min_prob
+        # As draft_min_prob, of what is kept and of what is extended: set by whoever knows what rows and levels cost.
+        self.least_kept = self.least_followed = 0.0
+        self._native = NativeDrafts.of(
+            network,
+            self._target,
+            (self._layers, self._fc, self._head),
+            place,
+            self._scores,
+            self._first_scratch,
+        )
+        self._queue = FeatureQueue(network.config.hidden_layers, services)
+        self._newest: dict[str, tuple[int, Tensor]] = {}  # request id -> position and fused feature of its newest pair
+        self.needs = Needs(hidden_layers=network.config.hidden_layers, draft_probs=draft_sampling == "sampled")
+
+    def observe(self, step: StepContext) -> None:
+        if not self._queue.follow(step, self._flush):
+            self._newest.clear()
+        for request in step.gone:
+            self._newest.pop(request.request_id, None)
+
+    @torch.no_grad()
+    def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
+        self._flush()
+        trees = [EMPTY_TREE] * len(step.requests)
+        ready = [
+            i
+            for i, (request, budget) in enumerate(zip(step.requests, budgets, strict=True))
+            if self._knows(request) and min(budget.num_nodes, budget.max_depth) > 0
+        ]
+        whole = [i for i in ready if self._suits_native(step.requests[i])]
+        by_level = [i for i in ready if i not in whole] if len(whole) < len(ready) else []
+        deepest = max((budgets[i].max_depth for i in ready), default=0)
+        for group in groups(whole, self._width * deepest):
+            drafted = self._grow_natively([step.requests[i] for i in group], [budgets[i] for i in group])
+            for i, tree in zip(group, drafted, strict=True):
+                trees[i] = tree
+        for group in groups(by_level, self._width * deepest):
+            growing = [Growth(step.requests[i], budgets[i], self._lowest, self._followed) for i in group]
+            self._grow(growing)
+            for i, growth in zip(group, growing, strict=True):
+                trees[i] = growth.tree()
+        return trees
+
+    @property
+    def _lowest(self) -> float:
+        return least_log_prob(max(self._min_prob, self.least_kept))
+
+    @property
+    def _followed(self) -> float:
+        return least_log_prob(self.least_followed)
+
+    def _suits_native(self, request: Request) -> bool:
+        return self._native is not None and self._native.suit(request)
+
+    def _knows(self, request: Request) -> bool:
+        position, _ = self._newest.get(request.request_id, (-1, None))
+        return position == request.num_tokens - 2 and position >= 0
+
+    @torch.no_grad()
+    def _flush(self) -> None:
+        """Take in the queued features: fuse them, and store the keys and values of their pairs."""
+        queued = self._queue.take()
+        for begin in range(0, len(queued) if queued is not None else 0, CHUNK_ROWS):
+            assert queued is not None
+            self._take_in(queued, slice(begin, begin + CHUNK_ROWS))
+
+    def _take_in(self, queued: FeatureRows, rows: slice) -> None:
+        if self._native is not None:
+            fused = self._native.take_in(queued, rows)
+        else:
+            fused = self._fuse(queued.features[rows].flatten(1).float())
+            inputs, _ = self._inputs(token_tensor(queued.next_tokens[rows]), fused)
+            self._layers.store(0, inputs, context_rows(queued.positions[rows], queued.slots[rows]))
+        for name, row in queued.last_rows.items():
+            if rows.start <= row < rows.stop:
+                self._newest[name] = int(queued.positions[row]), fused[row - rows.start]
+
+    # The network's own part: three methods, which `eagle` replaces.
+
+    def _fuse(self, hidden: Tensor) -> Tensor:
+        """A feature from the target's hidden states: [rows, layers * hidden] -> [rows, hidden]"""
+        return self._fc(self._network.fc_norm(hidden))
+
+    def _logits(self, features: Tensor) -> Tensor:
+        """[rows, draft vocab]"""
+        return self._head(self._network.norm(features))
+
+    def _inputs(self, token_ids: Tensor, feature: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention reads, and where the residual stream starts."""
+        layer = self._network.midlayer
+        normed = layer.hidden_norm(feature)
+        embedding = layer.input_layernorm(self._target.vocabulary_rows(token_ids))
+        return torch.cat([embedding, normed], dim=1), normed if layer.norm_before_residual else feature
+
+    def _grow_natively(self, requests: list[Request], budgets: list[Budget]) -> list[DraftTree]:
+        assert self._native is not None
+        return self._native.grow(
+            requests,
+            budgets,
+            [self._queue.context(request) for request in requests],
+            [self._newest[request.request_id][1] for request in requests],
+            [_width(budget, self._width) for budget in budgets],
+            max(LOWEST / 2, self._lowest),
+            self._followed,
+        )
+
+    def _grow(self, growing: list[Growth]) -> None:
+        """All requests of the group, one level at a time."""
+        contexts = [self._queue.context(growth.request) for growth in growing]
+        levels = Levels(growing, RowBuilder.of(contexts), self._first_scratch)
+        # The newest pairs were stored already; storing them again with the same values lets one call do it all.
+        rows = levels.builder.rows(
+            range(len(growing)),
+            [g.request.num_tokens - 2 for g in growing],
+            [int(context[-1]) for context in contexts],
+            [[] for _ in growing],
+        )
+        fused = torch.stack([self._newest[g.request.request_id][1] for g in growing])
+        features = self._step(token_tensor([g.request.token_ids[-1] for g in growing]), fused, rows)
+        while True:
+            self._extend(growing, levels.owners, features, levels.depth)
+            fed = levels.descend()
+            if not fed:
+                return
+            tokens = token_tensor([growing[i].token_ids[node] for i, node, _ in fed])
+            features = self._step(tokens, take_rows(features, [row for _, _, row in fed]), levels.rows(fed))
+
+    def _step(self, token_ids: Tensor, feature: Tensor, rows: KeyRows) -> Tensor:
+        """The next features: [rows, hidden]"""
+        return self._layers.forward(0, *self._inputs(token_ids, feature), rows)
+
+    def _extend(self, growing: list[Growth], owners: list[tuple[int, int]], features: Tensor, depth: int) -> None:
+        """Children of every frontier node; `features` has one row for each, in order."""
+        logits = self._logits(features)
+        width = max(_width(g.budget, self._width) for g in growing)
+        scored: Scored = self._scores.top([(growing[i].request, depth) for i, _ in owners], logits, width)
+        begin = 0
+        for growth in growing:
+            lines = slice(begin, begin + len(growth.frontier))
+            begin = lines.stop
+            own = _width(growth.budget, self._width)
+            if lines.stop > lines.start:
+                growth.extend(scored.token_ids[lines, :own], scored.log_probs[lines, :own], own)
+                growth.probs += scored.probs[lines]
+
+
+class Levels:
+    """Where the trees of a group stand: the frontier's rows, and the scratch slots of the nodes above it."""
+
+    def __init__(self, growing: list[Growth], builder: RowBuilder, first_slot: int) -> None:
+        self.growing, self.builder = growing, builder
+        self.owners = [(i, -1) for i in range(len(growing))]  # (request, node) of each row of the last step
+        self.depth = 0
+        self._slot_of: list[dict[int, int]] = [{} for _ in growing]  # per request: node -> its scratch slot
+        self._next_slot = first_slot
+
+    def descend(self) -> list[tuple[int, int, int]]:
+        """The nodes to feed next: (request, node, row of its parent's feature in the last step)."""
+        self.depth += 1
+        row_of = {owner: row for row, owner in enumerate(self.owners)}
+        for growth in self.growing:
+            if self.depth >= growth.budget.max_depth:
+                growth.frontier = []
+        self.owners = [(i, node) for i, growth in enumerate(self.growing) for node in growth.frontier]
+        for i, node in self.owners:
+            self._slot_of[i][node] = self._next_slot
+            self._next_slot += 1
+        return [(i, node, row_of[i, self.growing[i].parents[node]]) for i, node in self.owners]
+
+    def rows(self, fed: list[tuple[int, int, int]]) -> KeyRows:
+        return self.builder.rows(
+            [i for i, _, _ in fed],
+            [self.growing[i].request.num_tokens - 2 + self.depth for i, _, _ in fed],
+            [self._slot_of[i][node] for i, node, _ in fed],
+            [self._path(i, node) for i, node, _ in fed],
+        )
+
+    def _path(self, i: int, node: int) -> list[int]:
+        """Scratch slots from the top node down to `node`."""
+        path = []
+        while node >= 0:
+            path.append(self._slot_of[i][node])
+            node = self.growing[i].parents[node]
+        return path[::-1]
+
+
+def _width(budget: Budget, widest: int) -> int:
+    """Room for one path only is filled with one path."""
+    return 1 if budget.num_nodes <= budget.max_depth else min(widest, budget.num_nodes)

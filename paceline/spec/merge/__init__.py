@@ -1,0 +1,1 @@
+"""Several drafters in one tree, and what each of them is worth."""

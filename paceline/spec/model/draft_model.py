@@ -1,0 +1,168 @@
+"""`draft_model`: a smaller model drafts, token by token or level by level.
+
+Its keys and values lie in a tensor of its own with as many slots as the target's, addressed by the same block tables.
+How far a request's KV is valid is found by comparing what was fed with what the request holds now, so an accepted draft
+costs nothing, a rejected one is overwritten, and whatever was missed meanwhile (a prompt found in the prefix cache,
+steps without speculation) is caught up on before the next draft.
+
+The model may be a drafter file that `paceline train draft` wrote: a few of the target's layers, distilled, under the
+target's own embedding. Without a model the one that is shipped for the target is taken, if there is one.
+
+With `num_draft_layers` instead of a model, the target's own first layers draft, with its norm and head. Their KV is the
+target's, so such a draft costs no memory at all. A model with other tokens drafts through text (foreign_drafter.py).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from paceline.core.kv_tensor import allocate_kv
+from paceline.core.request import Request
+from paceline.core.tree import DraftTree
+from paceline.errors import InvalidOptionError
+from paceline.models.drafters.load import UNTRAINED, load_network
+from paceline.spec.engine_parts import Decoder, Services
+from paceline.spec.feature.feature_drafter import placement, target_of
+from paceline.spec.model.model_drafter import ModelDrafter
+from paceline.spec.proposer import Budget, Needs, StepContext
+
+
+@dataclass(slots=True)
+class Fed:
+    """What the drafting model has KV for: tokens [0, num_tokens), then `chain` in the slots behind them."""
+
+    num_tokens: int = 0
+    chain: list[int] = field(default_factory=list)
+
+    def valid(self, token_ids: Sequence[int]) -> int:
+        """How many tokens of the request, as it is now, have their KV."""
+        end = self.num_tokens
+        for token in self.chain:
+            if end >= len(token_ids) or token_ids[end] != token:
+                break
+            end += 1
+        return min(end, len(token_ids) - 1)  # the last token is always computed: its logits start the draft
+
+
+class Drafter(Protocol):
+    """Turns requests into trees, keeping whatever KV it needs."""
+
+    def draft(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[DraftTree]: ...
+
+    def forget(self, request: Request) -> None: ...
+
+
+class DraftModelProposer:
+    name = "draft_model"
+
+    def __init__(
+        self,
+        services: Services,
+        largest: Budget,
+        *,
+        model: Any,
+        num_draft_layers: int | None,
+        draft_sampling: str | None,
+        tree_widths: Sequence[int] | None,
+    ) -> None:
+        self.needs = Needs(lookahead_slots=largest.num_nodes, draft_probs=draft_sampling == "sampled")
+        self._drafter = make_drafter(services, model, num_draft_layers, draft_sampling, tree_widths)
+
+    def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
+        return self._drafter.draft(step.requests, budgets)
+
+    def observe(self, step: StepContext) -> None:
+        for request in step.gone:
+            self._drafter.forget(request)
+
+
+class OwnLayersDrafter:
+    """The target's first layers, on the target's KV."""
+
+    def __init__(self, services: Services, num_layers: int, sampling: str | None, widths: Sequence[int] | None) -> None:
+        assert services.decoder is not None and services.kv_cache is not None
+        available = services.decoder.config.num_layers
+        if num_layers > available:
+            raise InvalidOptionError(f"num_draft_layers is {num_layers}, but the target has only {available} layers")
+        self._drafter = ModelDrafter(
+            services.decoder,
+            services.kv_cache,
+            services.block_size,
+            layers=range(num_layers),
+            widths=widths,
+            sampling=sampling,
+        )
+
+    def draft(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[DraftTree]:
+        return self._drafter.draft(requests, budgets, [request.num_tokens - 1 for request in requests])
+
+    def forget(self, request: Request) -> None:
+        pass
+
+
+class SeparateDrafter:
+    """Another model with the target's tokens, its KV in the same block tables."""
+
+    def __init__(
+        self, services: Services, decoder: Decoder, sampling: str | None, widths: Sequence[int] | None
+    ) -> None:
+        self._is_chain = widths is None
+        self._fed: dict[str, Fed] = {}
+        self._drafter = ModelDrafter(
+            decoder,
+            allocate(decoder, services.num_slots),
+            services.block_size,
+            widths=widths,
+            sampling=sampling,
+            vocab_size=services.vocab_size,
+        )
+
+    def draft(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[DraftTree]:
+        starts = [self._fed.get(r.request_id, Fed()).valid(r.token_ids) for r in requests]
+        trees = self._drafter.draft(requests, budgets, starts)
+        for request, tree in zip(requests, trees, strict=True):
+            if tree:
+                # Of a chain every token but the last was fed, in the slots it would have if it were accepted.
+                chain = tree.token_ids[:-1] if self._is_chain else []
+                self._fed[request.request_id] = Fed(request.num_tokens, chain)
+        return trees
+
+    def forget(self, request: Request) -> None:
+        self._fed.pop(request.request_id, None)
+
+
+def make_drafter(
+    services: Services, model: Any, num_layers: int | None, sampling: str | None, widths: Sequence[int] | None
+) -> Drafter:
+    if num_layers is not None:
+        return OwnLayersDrafter(services, num_layers, sampling, widths)
+    if model is None or (isinstance(model, str) and is_distilled(model)):
+        return SeparateDrafter(services, load_distilled(services, model), sampling, widths)
+    from paceline.models.loader import load_model
+    from paceline.spec.model.foreign_drafter import ForeignDrafter, same_tokens
+
+    loaded = load_model(model, num_threads=services.num_threads, quiet=True) if isinstance(model, str) else model
+    if same_tokens(services, loaded):
+        return SeparateDrafter(services, loaded.decoder, sampling, widths)
+    return ForeignDrafter(services, loaded, sampling, widths)
+
+
+def is_distilled(model: str) -> bool:
+    """One of our drafter files, or a test's stand-in for one, and not a whole model."""
+    path = Path(model).expanduser()
+    return model == UNTRAINED or path.suffix == ".safetensors" or (path / "draft.safetensors").is_file()
+
+
+def load_distilled(services: Services, model: str | None) -> Decoder:
+    from paceline.models.drafters.distilled_decoder import DistilledDecoder
+
+    target = target_of(services)
+    return DistilledDecoder(load_network("draft", model, target), target, placement(services))
+
+
+def allocate(decoder: Decoder, num_slots: int) -> Tensor:
+    """A drafting model's own KV: [layers, 2, slots, kv_heads, head_dim]."""
+    return allocate_kv(decoder.config, num_slots, decoder.dtype, decoder.device)

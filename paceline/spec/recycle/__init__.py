@@ -1,0 +1,1 @@
+"""Drafts from what the target itself guessed in earlier passes: token recycling and lookahead."""

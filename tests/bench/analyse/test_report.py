@@ -1,0 +1,163 @@
+"""From records to figures, pictures, advice and verdicts, on records whose answers are known."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.bench.analyse.cells import Point, analyse, by_category, table
+from paceline.bench.analyse.predict import chart, predictions
+from paceline.bench.analyse.recommend import recommend
+from paceline.bench.analyse.report import report_html
+from paceline.bench.claims.never_slower import heat_map, verdicts
+from paceline.errors import InvalidOptionError
+from paceline.lab.charts import to_svg
+from paceline.lab.pass_cost import PassCost
+
+CURVE = PassCost.of({1: 0.010, 5: 0.014, 8: 0.020, 40: 0.080})
+
+
+def record(setting: str, concurrency: int, tokens_per_s: float, repeat: int = 0, **more: Any) -> dict[str, Any]:
+    method, _, k = setting.partition(":")
+    config: dict[str, Any] = {"method": "none" if method == "plain" else method}
+    if k:
+        config["num_speculative_tokens"] = int(k)
+    plain = method == "plain"
+    num_tokens, per_pass = 800, 1.0 if plain else 2.0
+    steps = int(num_tokens / per_pass)
+    summary = {
+        "wall_s": num_tokens / tokens_per_s,
+        "num_output_tokens": num_tokens,
+        "tokens_per_s": tokens_per_s,
+        "tokens_per_s_per_user": tokens_per_s / concurrency,
+        "ttft_s": {"p50": 0.1},
+        "inter_token_s": {"p95": 0.02},
+        "e2e_s": {"p99": 1.0},
+        "speculation": {
+            "num_steps": steps,
+            "num_drafts": 0 if plain else steps,
+            "num_draft_tokens": 0 if plain else 4 * steps,
+            "mean_acceptance_length": per_pass,
+            "draft_acceptance_rate": 0.25,
+            "acceptance_by_position": [] if plain else [0.6, 0.4],
+        },
+        "by_category": {"chat": {"tokens_per_s_per_user": tokens_per_s / concurrency}},
+        "engine": {"num_passes": steps / concurrency, "draft_s": 0.0},
+    }
+    cell = {
+        "setting": setting,
+        "speculative_config": config,
+        "workload": "chat",
+        "temperature": 0.0,
+        "concurrency": concurrency,
+        "rate_per_s": None,
+        "repeat": repeat,
+    }
+    facts = {"commit": "abc", "time": f"2024-01-0{repeat + 1}", "machine": {"cpu": "x"}, "versions": {}, "command": []}
+    key = f"{setting}/{concurrency}/{repeat}"
+    requests = [{"prompt_id": "a", "output_hash": more.pop("output", "same")}]
+    result = {"key": key, "status": "ok", "cell": cell, "summary": summary, "provenance": facts, "requests": requests}
+    return result | more
+
+
+def sweep() -> list[dict[str, Any]]:
+    records = []
+    for repeat in range(3):
+        drift = 1 + 0.1 * repeat  # the machine's mood, the same for all settings of a repeat
+        for setting, alone, crowded in [("plain", 100, 400), ("ngram:4", 150, 300), ("suffix:8", 180, 396)]:
+            records.append(record(setting, 1, alone * drift, repeat))
+            records.append(record(setting, 8, crowded * drift, repeat))
+        records += [record("auto", 1, 175 * drift, repeat), record("auto", 8, 404 * drift, repeat)]
+    return records
+
+
+def test_speedups_are_taken_within_a_repeat() -> None:
+    analysis = analyse(sweep())
+    cell = analysis.cells["ngram:4", Point("chat", 0.0, 1)]
+    assert cell.speedups == pytest.approx([1.5, 1.5, 1.5])
+    assert cell.tokens_per_s.value == pytest.approx(165)
+    assert cell.speedup is not None and cell.speedup.coverage == 0.75
+    assert by_category(analysis)["ngram:4"]["chat"] == pytest.approx((1.5 + 0.75) / 2)
+    assert len(table(analysis)) == 8
+
+
+def test_failed_runs_are_left_out_and_named() -> None:
+    records = [*sweep(), record("suffix:4", 1, 1.0, status="failed", error="server died")]
+    analysis = analyse(records)
+    assert ("suffix:4", Point("chat", 0.0, 1)) not in analysis.cells
+    assert "server died" in report_html(records)
+    with pytest.raises(InvalidOptionError, match="no successful run"):
+        analyse([record("plain", 1, 1.0, status="failed")])
+
+
+def test_outputs_that_differ_from_plain_are_shown() -> None:
+    records = sweep()
+    assert analyse(records).different_outputs() == []
+    records.append(record("ngram:9", 1, 120.0, output="other"))
+    assert analyse(records).different_outputs() == ["ngram:9 at chat, T=0, load 1"]
+    assert "outputs differ from plain decoding" in report_html(records)
+
+
+def test_recommendation_is_the_fastest_that_never_loses() -> None:
+    advice = recommend(analyse(sweep()))
+    assert advice["speculative_config"] == {"method": "suffix", "num_speculative_tokens": 8}
+    assert advice["reason"].startswith("suffix:8 has the best mean speedup")
+    losing = [r for r in sweep() if r["cell"]["setting"] in ("plain", "ngram:4")]
+    assert recommend(analyse(losing))["speculative_config"] == {"method": "none"}
+
+
+def test_verdicts_hold_against_plain_and_the_best() -> None:
+    found = verdicts(analyse(sweep()))
+    assert [(v.best, round(v.of_plain, 2), round(v.of_best, 2)) for v in found] == [
+        ("suffix:8", 1.75, 0.97),
+        ("plain", 1.01, 1.01),
+    ]
+    assert all(v.holds for v in found)
+    slow = [r for r in sweep() if r["cell"]["setting"] != "auto"] + [record("auto", 1, 160.0), record("auto", 8, 380.0)]
+    assert [v.holds for v in verdicts(analyse(slow))] == [False, False]
+    assert "1.75" in to_svg(heat_map(found))
+
+
+def test_verdicts_compare_what_saw_the_same_machine() -> None:
+    """The machine is slower in each round: medians of the settings' speeds would come from different rounds."""
+    speeds = {"plain": (100.0, 60.0, 30.0), "suffix:4": (120.0, 50.0, 36.0), "auto": (118.0, 71.0, 35.0)}
+    records = [record(name, 1, speed, repeat) for name, all_of in speeds.items() for repeat, speed in enumerate(all_of)]
+    [found] = verdicts(analyse(records))
+    assert found.best == "suffix:4"
+    assert found.of_best == pytest.approx(118 / 120) and found.of_plain == pytest.approx(118 / 100)
+
+
+def test_the_model_predicts_what_it_should() -> None:
+    """One user, 2 tokens per pass, 4 nodes: T(5)/T(1) = 1.4, so 2 / 1.4 = 1.43 where the plain run is all passes."""
+    records = [record("plain", 1, 100.0), record("ngram:4", 1, 140.0)]
+    (prediction,) = predictions(analyse(records), {0.0: CURVE})
+    assert prediction.predicted == pytest.approx(2 / 1.4)
+    assert prediction.row()["within"] == "yes"
+    assert "predicted" in to_svg(chart([prediction]))
+
+
+def test_a_machine_that_became_slower_is_predicted_alike() -> None:
+    """The curve was taken at 10 ms for a step of one row; in the second repeat a step takes 30 ms."""
+    records = [record(setting, 1, speed) for setting, speed in (("plain", 100.0), ("ngram:4", 140.0))]
+    slower = [record(setting, 1, speed, repeat=1) for setting, speed in (("plain", 33.3), ("ngram:4", 46.6))]
+    slower[0]["summary"]["inter_token_s"]["p50"] = 3 * CURVE(1)
+    (prediction,) = predictions(analyse([*records, *slower]), {0.0: CURVE})
+    assert prediction.predicted == pytest.approx(2 / 1.4, rel=0.01)
+
+
+def test_the_page_is_self_contained_and_complete(tmp_path: Path) -> None:
+    page = report_html(sweep(), title="A <test>")
+    assert "A &lt;test&gt;" in page and "<script" not in page
+    outside = re.findall(r"""(?:src|href)=['"]([^'"]+)""", page)
+    assert outside == []
+    for title in ("Speedup over K", "Acceptance by position", "Speed per user against total", "Where it wins"):
+        assert title in page
+    assert page.count("<svg") >= 5
+    assert (
+        json.dumps({"speculative_config": {"method": "suffix", "num_speculative_tokens": 8}}, indent=2).replace(
+            '"', "&quot;"
+        )
+        in page
+    )
