@@ -72,6 +72,11 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
 LIMITS: dict[str, tuple[str, type, str]] = {
     "--max-connections": ("max_connections", int, "open at once"),
     "--max-connections-per-client": ("max_connections_per_client", int, "of one IP address"),
+    "--max-rate-per-client": (
+        "max_rate_per_client",
+        float,
+        "a second: connections, errors and requests that generate nothing; more wait",
+    ),
     "--max-header-bytes": ("max_header_bytes", int, "of one request"),
     "--header-timeout": ("header_timeout_s", float, "for a request's headers, or a silent connection"),
     "--max-body-bytes": ("max_body_bytes", int, "of one request"),
@@ -101,7 +106,7 @@ def _add_protection(group: argparse._ArgumentGroup) -> None:
     )
     defaults = {field.name: field.default for field in dataclasses.fields(ServerConfig)}
     for option, (field, kind, meaning) in LIMITS.items():
-        metavar = "SECONDS" if kind is float else "N"
+        metavar = "SECONDS" if field.endswith("_s") else "N"
         group.add_argument(option, type=kind, default=defaults[field], metavar=metavar, help=meaning)
     group.add_argument("--cors-origin", action="append", default=[], help="may be repeated; off by default")
 

@@ -55,6 +55,8 @@ class Request:
     error: Exception | None = None
     token_sources: list[str] = field(default_factory=list)  # one per output token, as in CompletionOutput
     draft_s: float = 0.0  # host time spent drafting for it
+    sampling_s: float = 0.0  # host time that sampling took in its last pass
+    num_passes_waited: int = 0  # since its last one, because its call has many samples (engine/many_samples.py)
     logprobs: list[TokenLogprobs] | None = None  # one per output token, where asked for
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 

@@ -142,6 +142,7 @@ class EngineCore:
                 prompt_logits = output.logits[logits_rows.start : logits_rows.stop]
                 results[i] = record_prompt_logprobs(entry, prompt_logits)
             if entry.reaches_end and results[i] is None:
+                entry.request.sampling_s = 0.0
                 ready.append(i)
                 rows.append(range(logits_rows.stop - num_verified, logits_rows.stop))
         if not ready:

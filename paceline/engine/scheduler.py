@@ -7,7 +7,8 @@ given back and it is computed again later (its prefix may still be cached by the
 
 Rows of a prompt or a draft make the pass longer for everybody in it. Where `max_token_delay_s` is set and others are
 decoding, a pass takes only as many of them as that time allows, by the time that rows took so far; and the shortest
-prompts go first, so that nobody's first token waits for somebody else's book. The oldest always gets a share.
+prompts go first, so that nobody's first token waits for somebody else's book. The oldest always gets a share. Of a call
+with many samples one goes ahead, and the others follow as far as there is time for them (many_samples.py).
 """
 
 from collections import Counter, deque
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 
 from paceline.core.request import Request, RequestStatus
 from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.engine.many_samples import note_waiting, samples_to_wait
 from paceline.engine.row_cost import RowCost
 from paceline.kv.manager import KVCacheManager
 
@@ -77,6 +79,7 @@ class Scheduler:
         self.row_cost = RowCost()
         self._num_decoding = 0  # requests that wait for their next token in this pass
         self._shares: dict[str, int] | None = None  # rows that each prompt may take in this pass; None: all it needs
+        self._waiting_samples: set[str] = set()  # of those that decode: not in this pass
         self.num_lookahead_tokens = 0  # slots kept past the last token, for drafters that write KV while drafting
 
     @property
@@ -91,7 +94,11 @@ class Scheduler:
         prompts = [request for request in self.running if _missing(request) > 1]
         self._num_decoding = len(self.running) - len(prompts)
         limit_s = self.config.max_token_delay_s
-        self._shares = None if limit_s is None else self._share_rows(limit_s, prompts)
+        if limit_s is not None:
+            self._shares = self._share_rows(limit_s, prompts)
+            decoding = [request for request in self.running if _missing(request) <= 1]
+            self._waiting_samples = samples_to_wait(decoding, self.row_cost.at, limit_s)
+            note_waiting(decoding, self._waiting_samples)
         output = SchedulerOutput()
         budget = self._schedule_running(output, self.config.max_num_batched_tokens)
         if not output.preempted:  # whoever was just preempted must not be overtaken into the room it made
@@ -99,7 +106,8 @@ class Scheduler:
         return output
 
     def note_pass(self, scheduled: Sequence[ScheduledRequest], seconds: float) -> None:
-        """How long a pass took."""
+        """How long a pass took, sampling included."""
+        seconds -= sum(entry.request.sampling_s for entry in scheduled if entry.reaches_end)
         num_context = sum(entry.num_rows * (entry.start + entry.num_rows // 2) for entry in scheduled)
         self.row_cost.learn(sum(entry.num_rows for entry in scheduled), num_context, seconds)
 
@@ -131,11 +139,15 @@ class Scheduler:
         return shares
 
     def _next_in_line(self) -> list[Request]:
-        """Those who wait and may run now. One call with many samples leaves half of the seats to others."""
+        """Those who wait and may run now. One call with many samples leaves half of the seats to others, and its first
+        sample goes ahead: then its prompt is cached for the others, and it is known what sampling takes."""
         num_seats = self.config.max_num_seqs - len(self.running)
         if num_seats <= 0 or not self.waiting:
             return []
         seats = Counter(request.call_id for request in self.running)
+        unknown = {request.call_id for request in self.running} - {
+            request.call_id for request in self.running if request.num_output_tokens
+        }
         most = self.config.max_num_seqs
         if len({*seats, *(request.call_id for request in self.waiting)}) > 1:
             most = max(1, most // 2)
@@ -143,9 +155,12 @@ class Scheduler:
         for request in self.waiting:
             if len(chosen) == num_seats:
                 break
-            if not request.call_id or seats[request.call_id] < most:
-                seats[request.call_id] += 1
+            call = request.call_id
+            if not call or (seats[call] < most and call not in unknown):
+                seats[call] += 1
                 chosen.append(request)
+                if request.sampling_params.n > 1 and seats[call] == 1:
+                    unknown.add(call)
         return chosen
 
     def _share(self, request: Request) -> int:
@@ -177,7 +192,7 @@ class Scheduler:
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
-            if self._share(request) == 0:
+            if self._share(request) == 0 or request.request_id in self._waiting_samples:
                 index += 1
                 continue
             owed = len(self.running) - index - 1  # one row for each request behind this one, before any draft

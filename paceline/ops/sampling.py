@@ -13,6 +13,7 @@ vector units, and its result cannot depend on which rows came along.
 """
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -58,6 +59,7 @@ def target_probs(rows: Sequence[NodeRow], logits: Tensor) -> list[Probs | Reques
 
 
 def _guarded(compute: Callable[[NodeRow, Tensor], T], row: NodeRow, logits: Tensor) -> T | RequestFailedError:
+    begin_s = time.perf_counter()
     try:
         return compute(row, logits)
     except NothingToSampleError as error:
@@ -66,6 +68,8 @@ def _guarded(compute: Callable[[NodeRow, Tensor], T], row: NodeRow, logits: Tens
         return error if math.isfinite(best) else RequestFailedError(f"the model's largest logit is {best}")
     except BaseException as error:
         return request_error("sampling", error)
+    finally:
+        row.request.sampling_s += time.perf_counter() - begin_s
 
 
 def edited_logits(row: NodeRow, logits: Tensor) -> FloatRow:  # -> [vocab], not to be written to

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from paceline.core.sampling_params import SamplingParams
 from paceline.errors import NothingToSampleError, RequestFailedError
-from paceline.ops.sampling_types import FloatRow, IdRow
+from paceline.ops.sampling_types import FloatRow, IdRow, Mask, Probs
 
 _FEW = 4096  # candidates that are sorted as they are, without looking for a tighter threshold
+_RANGES_PER_UNIT, _NUM_RANGES = 64, 4096  # of scores, where there are more: the last range holds what is below -64
 
 
 def nothing_to_sample(best: float) -> RequestFailedError:
@@ -78,15 +79,36 @@ def _nucleus(scores: FloatRow, top_p: float, lowest: float) -> tuple[IdRow, Floa
     """top_p among the tokens with scores >= lowest."""
     ids, total = _nucleus_candidates(scores, top_p, lowest)
     kept = scores[ids]
-    descending = np.sort(kept)[::-1]
-    cumulative = np.cumsum(np.exp(descending, dtype=np.float64))
+    if len(kept) < _FEW:
+        surely, doubtful, before = np.zeros(len(kept), dtype=bool), np.ones(len(kept), dtype=bool), 0.0
+    else:
+        surely, doubtful, before, total = _narrowed(kept, top_p, total)
+    close = kept[doubtful]
+    descending = np.sort(close)[::-1]
+    cumulative = before + np.cumsum(_weights(descending))
     wanted = top_p * (cumulative[-1] if total is None else total)
     num_kept = min(int(np.searchsorted(cumulative, wanted, side="left")) + 1, len(descending))
     last = descending[num_kept - 1]
-    above = kept > last
-    tied = np.flatnonzero(kept == last)[: num_kept - int(np.count_nonzero(above))]
+    above = close > last
+    tied = np.flatnonzero(close == last)[: num_kept - int(np.count_nonzero(above))]
     above[tied] = True
-    return ids[above], kept[above]
+    surely[doubtful] = above
+    return ids[surely], kept[surely]
+
+
+def _weights(scores: FloatRow) -> Probs:
+    return np.exp(scores, dtype=np.float64)
+
+
+def _narrowed(kept: FloatRow, top_p: float, total: float | None) -> tuple[Mask, Mask, float, float]:
+    """For wide distributions, where a sort would take long: which tokens are surely in, which have to be sorted, what
+    the former weigh, and what all tokens weigh. The weights of ranges of scores say where the nucleus ends."""
+    ranges = np.minimum(kept * np.float32(-_RANGES_PER_UNIT), np.float32(_NUM_RANGES - 1)).astype(np.int64)
+    cumulative = np.cumsum(np.bincount(ranges, weights=_weights(kept), minlength=_NUM_RANGES))
+    total = float(cumulative[-1]) if total is None else total
+    last = min(int(np.searchsorted(cumulative, top_p * total, side="left")), int(ranges.max()))
+    before = float(cumulative[last - 1]) if last else 0.0
+    return ranges < last, ranges == last, before, total
 
 
 def _nucleus_candidates(scores: FloatRow, top_p: float, lowest: float) -> tuple[IdRow, float | None]:

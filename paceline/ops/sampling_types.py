@@ -9,3 +9,4 @@ import numpy.typing as npt
 FloatRow = npt.NDArray[np.float32]  # [vocab] or [candidates]: logits, scores, noise
 IdRow = npt.NDArray[np.int64]  # [candidates]: token ids, ascending
 Probs = npt.NDArray[np.float64]  # [vocab]: a distribution, or what is left of one
+Mask = npt.NDArray[np.bool_]  # [candidates]: which of them

@@ -8,7 +8,7 @@ MIB = 1 << 20
 
 _ABOVE_ZERO = (
     "max_body_bytes", "max_header_bytes", "max_connections", "max_connections_per_client", "header_timeout_s",
-    "body_timeout_s", "read_timeout_s", "max_choices", "request_timeout_s",
+    "body_timeout_s", "read_timeout_s", "max_choices", "request_timeout_s", "max_rate_per_client",
 )  # fmt: skip
 _ZERO_OR_MORE = (
     "max_queue_len", "drain_timeout_s", "max_stop_strings", "max_bad_words", "max_logit_bias",
@@ -24,6 +24,7 @@ class ServerConfig:
     # connections
     max_connections: int = 1000
     max_connections_per_client: int = 256  # a client is an IP address
+    max_rate_per_client: float = 100.0  # a second: connections, errors and requests that generate nothing; more wait
     max_header_bytes: int = 32 << 10  # of one request, its first line included
     header_timeout_s: float = 10.0  # from the connection, or the request's first byte, to the end of its headers
     max_body_bytes: int = MIB

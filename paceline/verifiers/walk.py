@@ -9,6 +9,7 @@ driver lets every request take its next step in one batch, so only rows on accep
         return Path([], token)
 """
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -120,6 +121,7 @@ def _add_logprobs(
     for num_top, members in by_top.items():
         rows = [root_rows[i] + 1 + node for i in members for node in (ROOT, *results[i].accepted)]
         tokens = [token for i in members for token in results[i].token_ids]
+        begin_s = time.perf_counter()
         entries: list[TokenLogprobs] = []
         for begin in range(0, len(rows), LOGPROB_ROWS):
             end = begin + LOGPROB_ROWS
@@ -127,3 +129,4 @@ def _add_logprobs(
         in_order = iter(entries)
         for i in members:
             results[i].logprobs = [next(in_order) for _ in results[i].token_ids]
+            requests[i].sampling_s += (time.perf_counter() - begin_s) / len(members)

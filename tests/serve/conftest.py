@@ -42,6 +42,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(backend: fake.FakeBackend, **options: object) -> Iterator[Running]:
+    options = {"max_rate_per_client": 1e6} | options  # tests ask faster than any client should
     config = ServerConfig(("fake", "other-name"), **options)  # type: ignore[arg-type]
     app = create_app(backend, config)
     listener = socket.create_server(("127.0.0.1", 0))

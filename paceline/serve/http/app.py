@@ -20,6 +20,7 @@ from paceline.serve.http.body import BodyReader
 from paceline.serve.http.errors import ApiError, as_api_error
 from paceline.serve.http.middleware import REQUEST_ID, Guard
 from paceline.serve.http.openapi import describe_bodies, takes
+from paceline.serve.http.pace import Pace
 from paceline.serve.http.page import add_page
 from paceline.serve.http.request_bodies import (
     ChatCompletionRequest,
@@ -42,6 +43,7 @@ from paceline.serve.http.worker import in_worker
 from paceline.serve.observe import prometheus
 from paceline.serve.observe.live import live
 
+GENERATING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": description}
     for status, description in {
@@ -67,6 +69,7 @@ def create_app(backend: Backend, config: ServerConfig) -> FastAPI:
         responses=ERRORS,
     )
     app.state.service = service
+    app.state.pace = Pace(config.max_rate_per_client)
     reader = BodyReader(backend.max_model_len)
     _add_generation(app, service, reader)
     _add_tokenizer(app, service, reader)
@@ -75,7 +78,14 @@ def create_app(backend: Backend, config: ServerConfig) -> FastAPI:
     _add_error_handlers(app)
     describe_bodies(app, ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", "")) and "{" not in path)
-    app.add_middleware(Guard, config=config, metrics=service.metrics, known_paths=paths)
+    app.add_middleware(
+        Guard,
+        config=config,
+        metrics=service.metrics,
+        pace=app.state.pace,
+        known_paths=paths,
+        generating_paths=GENERATING_PATHS,
+    )
     if config.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=list(config.cors_origins), allow_methods=["GET", "POST"], allow_headers=["*"]

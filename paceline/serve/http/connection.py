@@ -6,7 +6,7 @@ Keys, bodies and answers are the application's business (middleware.py). Here is
 - trailers are not kept, and what a request sends in all is bounded, however its body is cut into chunks
 - an answer that comes before the end of the body closes the connection: nobody will read the rest
 - a reader that takes nothing of its answer is cut off
-- connections are counted, in all and by client
+- connections are counted, in all and by client, and a client that opens them too fast waits (pace.py)
 
 A refusal is a short JSON error, then the connection is closed.
 """
@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from paceline.serve.config import ServerConfig
 from paceline.serve.http.errors import ApiError
+from paceline.serve.http.pace import Pace
 
 LINGER_S = 2.0
 CHUNKING_OVERHEAD = 8  # bytes sent for each byte of a body, at the most: one-byte chunks take six
@@ -43,14 +44,15 @@ class Connections:
             del self.by_client[client]
 
 
-def limited_protocol(limits: ServerConfig) -> type["LimitedProtocol"]:
+def limited_protocol(limits: ServerConfig, pace: Pace) -> type["LimitedProtocol"]:
     """The protocol class that uvicorn makes a connection from."""
-    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits, "counted": Connections()})
+    return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits, "counted": Connections(), "pace": pace})
 
 
 class LimitedProtocol(HttpToolsProtocol):
     limits: ClassVar[ServerConfig]
     counted: ClassVar[Connections]
+    pace: ClassVar[Pace]
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -74,7 +76,15 @@ class LimitedProtocol(HttpToolsProtocol):
         elif self.counted.by_client[self._client_host] > self.limits.max_connections_per_client:
             most = self.limits.max_connections_per_client
             self._refuse(ApiError(429, f"at most {most} connections per client: close some", code="connections"))
+        elif (delay_s := self.pace.delay_s(self._client_host)) > 0:
+            transport.pause_reading()
+            self._header_timer = self.loop.call_later(delay_s, self._take_turn)
         else:
+            self._await_headers()
+
+    def _take_turn(self) -> None:
+        if not self._closing and not self.transport.is_closing():
+            self.transport.resume_reading()
             self._await_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.serve.config import ServerConfig
 from paceline.serve.http.errors import ApiError, as_api_error
 from paceline.serve.http.logs import log
+from paceline.serve.http.pace import Pace
 from paceline.serve.http.tenants import TENANT, Keys
 from paceline.serve.observe.metrics import Metrics
 
@@ -21,12 +22,22 @@ REQUEST_ID, CALL = "paceline.request_id", "paceline.call"  # keys of the ASGI sc
 class Guard:
     """Pure ASGI: a token passes through one extra function call and nothing is buffered."""
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, metrics: Metrics, known_paths: frozenset[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        config: ServerConfig,
+        metrics: Metrics,
+        pace: Pace,
+        known_paths: frozenset[str],
+        generating_paths: frozenset[str],
+    ) -> None:
         self._app = app
         self._keys = Keys(config.api_keys, config.admin_keys)
         self._max_body_bytes = config.max_body_bytes
         self._body_timeout_s = config.body_timeout_s
         self._metrics = metrics
+        self._pace = pace
+        self._generating_paths = generating_paths  # they have their queue: only their errors are paced
         self._known_paths = known_paths  # others share one label: a scanner must not grow the metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -35,16 +46,21 @@ class Guard:
             return
         begin_s = time.perf_counter()
         request_id = scope[REQUEST_ID] = uuid.uuid4().hex
+        generates = scope["path"] in self._generating_paths
         status = 0
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
+                if generates and 400 <= message["status"] < 500:
+                    await self._take_turn(scope)
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
             await send(message)
 
         try:
+            if not generates:
+                await self._take_turn(scope)
             scope[TENANT] = self._keys.tenant(scope)
             await self._app(scope, self._limited(scope, receive), send_with_id)
         except ClientDisconnect:
@@ -57,6 +73,12 @@ class Guard:
                 await JSONResponse(answer.body(), answer.status, answer.headers)(scope, receive, send_with_id)
         finally:
             self._note(scope, status, time.perf_counter() - begin_s)
+
+    async def _take_turn(self, scope: Scope) -> None:
+        client = scope.get("client")
+        delay_s = self._pace.delay_s(client[0] if client else "")
+        if delay_s > 0:
+            await asyncio.sleep(delay_s)
 
     def _limited(self, scope: Scope, receive: Receive) -> Receive:
         """Refuses a body past the limit, by its announced length or as it comes in, and one that comes too slowly."""

@@ -9,7 +9,9 @@ from paceline.serve.config import ServerConfig
 from paceline.serve.http.app import create_app
 from tests.serve import fake
 
-APP = create_app(fake.FakeBackend(max_model_len=64), ServerConfig(("fake",), request_timeout_s=5))
+APP = create_app(
+    fake.FakeBackend(max_model_len=64), ServerConfig(("fake",), request_timeout_s=5, max_rate_per_client=1e6)
+)
 schema = schemathesis.openapi.from_asgi("/openapi.json", APP)
 
 
