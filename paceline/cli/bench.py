@@ -53,6 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if "plot" in args and args.plot:
+        from paceline.lab.charts import check_plot
+
+        check_plot(args.plot)  # before hours of measuring, not after
     return int(args.bench_run(args))
 
 

@@ -68,7 +68,7 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     replay.add_argument("--live", metavar="MODEL", help="also run the engine, and compare the acceptance")
     replay.set_defaults(bench_run=_replay)
     for verb in (never, adapt, predict, overhead, curve):
-        verb.add_argument("--plot", metavar="FILE", help="draw it: a .svg file, or .png with the plot extra")
+        verb.add_argument("--plot", metavar="FILE", help="draw it: a .svg or .png file (extra plot)")
     for verb in (never, adapt, predict, overhead, curve, replay):
         verb.add_argument("--markdown", metavar="FILE", help="write the table there too, for a page of the docs")
     for verb in (adapt, predict, overhead, curve, record, replay):
