@@ -91,6 +91,9 @@ def test_report_and_configuration_from_the_command_line(tmp_path: Path, capsys: 
     assert json.loads(config.read_text())["speculative_config"]["method"] == "suffix"
     assert call("report", str(runs), "--out", str(page)) == 0  # without a name it lies beside the page
     assert (tmp_path / "report.config.json").read_text() == config.read_text()
+    assert call("report", str(runs), "--out", str(page), "--config-out", str(config), "--users", "8") == 0
+    assert json.loads(config.read_text())["speculative_config"] == {"method": "auto"}
+    assert "1 user: suffix:8; 8 users and more: auto" in capsys.readouterr().out
     with pytest.raises(InvalidOptionError, match="no records at"):
         call("report", str(tmp_path / "missing.jsonl"))
 
