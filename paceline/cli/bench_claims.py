@@ -13,7 +13,9 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     from paceline.cli.bench import add_sweep_arguments
 
     never = verbs.add_parser("never-slower", help="auto against plain and the best fixed setting, in every cell")
-    never.add_argument("--setting", nargs="+", help="plain, auto and the fixed settings (default: a fair choice)")
+    never.add_argument(
+        "--setting", nargs="+", help="plain, auto and the fixed settings (default: n-gram and suffix at several K)"
+    )
     never.add_argument("--quick", action="store_true", help="fewer settings, shorter, once (or --repeats times)")
     grid = {
         "workload": ["repetitive", "code", "chat", "random"],

@@ -186,7 +186,7 @@ def _colours(names: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _tidied(text: str, titles: Titles, width: int, height: int) -> str:
-    """One <svg> element that can stand in a page beside others: no ids but those that are pointed to, and <title>s."""
+    """One <svg> element that can be in a page with others: no ids but those that are pointed to, and <title>s."""
     for prefix, namespace in (("", SVG), ("xlink", XLINK)):
         ElementTree.register_namespace(prefix, namespace)
     root = ElementTree.fromstring(text)

@@ -61,7 +61,7 @@ def test_svg_is_well_formed_and_complete(chart: Chart) -> None:
         assert len(groups(root, "mark")) == len(chart.marks)
 
 
-def test_points_stand_where_their_values_are() -> None:
+def test_points_are_drawn_where_their_values_are() -> None:
     chart = LineChart("t", "x", "y", [Series("s", [0, 1, 2], [0.0, 1.0, 2.0])])
     root = ElementTree.fromstring(to_svg(chart))
     centres = [next(point.iter(f"{SVG}use")) for point in groups(root, "point")]
@@ -120,7 +120,7 @@ def test_charts_import_no_matplotlib_before_one_is_drawn() -> None:
     run_python(f"{imports}; assert 'matplotlib' not in sys.modules")
 
 
-def test_files(tmp_path: Path) -> None:
+def test_the_ending_of_a_file_chooses_its_format(tmp_path: Path) -> None:
     save(CHARTS[0], tmp_path / "chart.svg")
     assert (tmp_path / "chart.svg").read_text().startswith("<svg")
     with pytest.raises(InvalidOptionError, match=r"\.svg or \.png"):
@@ -128,7 +128,7 @@ def test_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.title)
-def test_png(chart: Chart, tmp_path: Path) -> None:
+def test_every_chart_can_be_a_png(chart: Chart, tmp_path: Path) -> None:
     save(chart, tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
 

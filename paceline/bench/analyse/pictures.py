@@ -118,7 +118,7 @@ def acceptance_by_position(analysis: Analysis, colours: Colours) -> list[Chart]:
 
 
 def throughput(analysis: Analysis, colours: Colours) -> list[Chart]:
-    """Per-user against total speed: each line goes through the loads, whose names stand at the points."""
+    """Per-user against total speed: each line goes through the loads, which are written at the points."""
     charts: list[Chart] = []
     for workload, temperature in _conditions(analysis):
         series = []

@@ -67,9 +67,9 @@ def sweep() -> list[dict[str, Any]]:
     records = []
     for repeat in range(3):
         drift = 1 + 0.1 * repeat  # the machine is faster in later repeats, by as much for all settings of a repeat
-        for setting, alone, crowded in [("plain", 100, 400), ("ngram:4", 150, 300), ("suffix:8", 180, 396)]:
-            records.append(record(setting, 1, alone * drift, repeat))
-            records.append(record(setting, 8, crowded * drift, repeat))
+        for setting, one_user, eight_users in [("plain", 100, 400), ("ngram:4", 150, 300), ("suffix:8", 180, 396)]:
+            records.append(record(setting, 1, one_user * drift, repeat))
+            records.append(record(setting, 8, eight_users * drift, repeat))
         records += [record("auto", 1, 175 * drift, repeat), record("auto", 8, 404 * drift, repeat)]
     return records
 
@@ -113,7 +113,7 @@ def test_verdicts_hold_against_plain_and_the_best() -> None:
     assert "1.75" in to_svg(heat_map(found))
 
 
-def test_verdicts_compare_what_saw_the_same_machine() -> None:
+def test_verdicts_compare_runs_of_the_same_repeat() -> None:
     """The machine is slower in each round: medians of the settings' speeds would come from different rounds."""
     speeds = {"plain": (100.0, 60.0, 30.0), "suffix:4": (120.0, 50.0, 36.0), "auto": (118.0, 71.0, 35.0)}
     records = [record(name, 1, speed, repeat) for name, all_of in speeds.items() for repeat, speed in enumerate(all_of)]
@@ -122,7 +122,7 @@ def test_verdicts_compare_what_saw_the_same_machine() -> None:
     assert found.of_best == pytest.approx(118 / 120) and found.of_plain == pytest.approx(118 / 100)
 
 
-def test_the_model_predicts_what_it_should() -> None:
+def test_the_model_predicts_a_speedup_computed_by_hand() -> None:
     """One user, 2 tokens per pass, 4 nodes: T(5)/T(1) = 1.4, so 2 / 1.4 = 1.43 where the plain run is all passes."""
     records = [record("plain", 1, 100.0), record("ngram:4", 1, 140.0)]
     (prediction,) = predictions(analyse(records), {0.0: CURVE})
@@ -131,7 +131,7 @@ def test_the_model_predicts_what_it_should() -> None:
     assert "predicted" in to_svg(chart([prediction]))
 
 
-def test_a_machine_that_became_slower_is_predicted_alike() -> None:
+def test_the_prediction_does_not_change_on_a_machine_that_became_slower() -> None:
     """The curve was taken at 10 ms for a step of one row; in the second repeat a step takes 30 ms."""
     records = [record(setting, 1, speed) for setting, speed in (("plain", 100.0), ("ngram:4", 140.0))]
     slower = [record(setting, 1, speed, repeat=1) for setting, speed in (("plain", 33.3), ("ngram:4", 46.6))]

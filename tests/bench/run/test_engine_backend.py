@@ -70,7 +70,7 @@ def test_the_curve_times_steps_of_exactly_so_many_rows(monkeypatch: pytest.Monke
         measure_curve(model, [0], **LIMITS)
 
 
-def test_the_oracles_error_bar() -> None:
+def test_the_oracles_error_bar_is_that_of_a_coin_flip_for_one_draft_token() -> None:
     """K = 1 is a coin flip: variance a (1 - a)."""
     assert _standard_error(0.8, 1, 100) == pytest.approx((0.8 * 0.2 / 100) ** 0.5)
 
@@ -81,7 +81,7 @@ def call(*words: str) -> int:
     return bench.run(parser.parse_args(words))
 
 
-def test_report_and_configuration_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_writes_a_page_and_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = tmp_path / "runs.jsonl"
     runs.write_text("".join(json.dumps(record) + "\n" for record in sweep()))
     page, config = tmp_path / "report.html", tmp_path / "config.json"
@@ -110,7 +110,7 @@ def test_a_sweep_over_servers_writes_no_options(tmp_path: Path, capsys: pytest.C
     assert not (tmp_path / "report.config.json").exists() and "null" not in page.read_text().split("Pictures")[0]
 
 
-def test_predict_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_prints_a_row_per_cell_and_draws_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs, curve = tmp_path / "runs.jsonl", tmp_path / "curve.json"
     runs.write_text("".join(json.dumps(record) + "\n" for record in sweep()))
     curve.write_text(json.dumps({"1": 0.010, "5": 0.014, "8": 0.020, "40": 0.080}))

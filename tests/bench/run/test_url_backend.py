@@ -121,7 +121,7 @@ def test_a_failed_request_carries_its_error(server: tuple[str, type[Handler]], t
     backend.close()
 
 
-def test_vllm_counters(server: tuple[str, type[Handler]]) -> None:
+def test_vllm_counters_are_read_from_the_metrics_page(server: tuple[str, type[Handler]]) -> None:
     backend = UrlBackend(server[0])
     counts = backend.counts()
     assert counts is not None
@@ -130,7 +130,7 @@ def test_vllm_counters(server: tuple[str, type[Handler]]) -> None:
     backend.close()
 
 
-def test_our_own_prefix_and_pages_without_counters() -> None:
+def test_counters_are_found_under_any_prefix_and_none_where_there_are_none() -> None:
     counts = speculation_counts("paceline_spec_decode_num_drafts_total 4\npaceline:spec_decode_num_drafts 3\n")
     assert counts is not None and counts.num_drafts == 7
     assert speculation_counts("vllm:request_success_total 3\n") is None
@@ -164,7 +164,7 @@ def test_without_httpx_the_error_names_the_extra() -> None:
     assert "measuring a server needs httpx: pip install 'paceline[bench]'" in ran.stderr
 
 
-def test_a_server_that_is_not_there() -> None:
+def test_a_server_that_does_not_answer_and_a_bad_url_are_refused() -> None:
     with pytest.raises(InvalidOptionError, match="no OpenAI-compatible server answers"):
         UrlBackend("http://127.0.0.1:9")
     with pytest.raises(InvalidOptionError, match="such as http://localhost:8000"):
