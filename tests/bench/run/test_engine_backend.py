@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from paceline.bench.run.load import Load, offer
 from paceline.bench.run.summary import summarize
 from paceline.bench.workloads.workload import Prompt
 from paceline.cli import bench
-from paceline.errors import InvalidOptionError
+from paceline.errors import InvalidOptionError, MissingExtraError
 from paceline.llm import AsyncLLM
 from tests.bench.analyse.test_report import sweep
 from tests.bench.toy_llm import toy_model
@@ -125,6 +126,14 @@ def test_a_grid_that_cannot_be_is_refused_before_a_model_is_loaded() -> None:
         call("sweep", "--workload", "nothing", "--model", "/nowhere")
     with pytest.raises(InvalidOptionError, match="concurrency must be 1 or more"):
         call("run", "--concurrency", "-1", "--model", "/nowhere")
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidOptionError, match=r"\.svg or \.png"):
+        call("never-slower", "--model", "/nowhere", "--plot", "picture.gif")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtraError, match=r"paceline\[plot\]"):
+        call("curve", "--model", "/nowhere", "--plot", "picture.svg")
 
 
 def test_claims_write_tables_for_the_docs(tmp_path: Path) -> None:
