@@ -40,7 +40,7 @@ INSTALL = $(PIP) install "$$(grep ^torch== constraints.txt)" && $(PIP) install -
 
 $(VENV)/.installed: $(SOURCES) | $(VENV)/bin/pip
 	@echo "paceline: installing (a few minutes the first time)"
-	@$(INSTALL) ".[serve,plot]"
+	@$(INSTALL) ".[serve,plot,bench]"
 	@touch $@
 
 $(VENV)/.dev: $(SOURCES) | $(VENV)/bin/pip

@@ -12,6 +12,13 @@ class InvalidOptionError(PacelineError, ValueError):
     """An option is out of range, unknown, or does not go with another one."""
 
 
+class MissingExtraError(InvalidOptionError):
+    """What was asked for needs a library that is not installed; the message names the extra that brings it."""
+
+    def __init__(self, what: str, library: str, extra: str) -> None:
+        super().__init__(f"{what} needs {library}: pip install 'paceline[{extra}]'")
+
+
 class InvalidRequestError(PacelineError, ValueError):
     """This request cannot be served (empty prompt, longer than the context, ...). The engine goes on."""
 

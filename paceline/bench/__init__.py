@@ -1,11 +1,12 @@
-"""Measuring: workloads, load, sweeps, reports and replay, on our engine or on any OpenAI-compatible server.
+"""`paceline bench`: what a user measures on a model, a machine or an OpenAI-compatible server of theirs.
 
-workloads.py loaders.py   what is asked
-backend.py                the seam: our engine in process (engine_backend.py), a server (url_backend.py)
-load.py                   how it is asked: closed loop or Poisson arrivals
-summary.py intervals.py   what came out of one run, and of several
-grid.py records.py sweep.py   many runs, alternating, resumable
-report.py recommend.py    one page with the pictures, and a configuration to serve with
-curve.py predict.py oracle.py never_slower.py adapt.py   the measurements that the claims rest on
-recording.py replay.py    verify once, then judge any method offline
+workloads/   what is asked: our prompts by category, or a file
+run/         asking: a backend (our engine in process, or a server's URL), a load, a sweep of them, records on disk
+analyse/     from records to speedups with intervals, pictures, one page, and a recommendation by load
+claims/      measurements with a verdict: never slower, follows a change of workload, expected tokens, overhead
+replay/      record what the target says once, then judge any drafting method without it
+
+This is part of the product: it is installed with the package and needs no other engine. The scripts behind our own
+published figures, beside other engines or against attackers, are in `benchmarks/` of the repository. They may import
+from here; nothing here knows of them.
 """

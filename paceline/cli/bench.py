@@ -3,7 +3,7 @@
 paceline bench run    --setting ngram:4 --workload code --concurrency 4
 paceline bench sweep  --setting plain auto ngram:4 suffix:8 --workload chat code --concurrency 1 8 --out runs.jsonl
 paceline bench sweep  --setting plain=http://localhost:8000 ngram=http://localhost:8001 --out vllm.jsonl
-paceline bench report runs.jsonl --out report.html --config-out config.json
+paceline bench report runs.jsonl --out report.html --config-out config.json [--users 8]
 paceline bench never-slower | adapt | predict | overhead | curve | record | replay
 """
 
@@ -12,7 +12,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli import bench_claims, options
+from paceline.cli import bench_claims, bench_report, options
 from paceline.cli.lab import format_table
 
 if TYPE_CHECKING:
@@ -39,20 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sweep.add_argument("--method", nargs="+", default=[], help="with --k")
     add_sweep_arguments(sweep)
     sweep.set_defaults(bench_run=_sweep)
-    report = verbs.add_parser("report", help="one HTML page from records, and a configuration to serve with")
-    report.add_argument("records", nargs="+", help="files written by sweep")
-    report.add_argument("--out", default="report.html")
-    report.add_argument(
-        "--config-out", metavar="FILE", help="the recommended options, for serve --config (default: beside --out)"
-    )
-    report.add_argument("--title", default="Paceline benchmark")
-    report.set_defaults(bench_run=_report)
+    bench_report.add_verb(verbs)
     bench_claims.add_verbs(verbs)
     for verb in verbs.choices.values():
         verb.add_argument("--json", action="store_true", help="JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
+    if "plot" in args and args.plot:
+        from paceline.lab.charts import check_plot
+
+        check_plot(args.plot)  # before hours of measuring, not after
     return int(args.bench_run(args))
 
 
@@ -230,26 +227,3 @@ def _sweep(args: argparse.Namespace) -> int:
         say(f"failed and left out: {record['cell']['setting']}, {record['error']}")
     say(f"records: {args.out}; pictures: paceline bench report {args.out}")
     return 1 if analysis.failed else 0
-
-
-def _report(args: argparse.Namespace) -> int:
-    from pathlib import Path
-
-    from paceline.bench.analyse.cells import analyse
-    from paceline.bench.analyse.recommend import recommend, serve_options
-    from paceline.bench.analyse.report import report_html
-    from paceline.bench.run.results import read_records
-
-    records = read_records(args.records)
-    Path(args.out).write_text(report_html(records, args.title), encoding="utf-8")
-    advice = recommend(analyse(records))
-    options = serve_options(records, advice)
-    config_file = Path(args.config_out) if args.config_out else Path(args.out).with_suffix(".config.json")
-    if options is not None:
-        config_file.write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
-    if args.json:
-        print(json.dumps(advice | {"config": None if options is None else str(config_file)}))
-    else:
-        how = f"to serve with it: paceline serve --config {config_file}"
-        print(f"{args.out}: {advice['reason']}\n{how if options is not None else 'so no options file was written'}")
-    return 0

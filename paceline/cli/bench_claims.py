@@ -13,7 +13,9 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     from paceline.cli.bench import add_sweep_arguments
 
     never = verbs.add_parser("never-slower", help="auto against plain and the best fixed setting, in every cell")
-    never.add_argument("--setting", nargs="+", help="plain, auto and the fixed settings (default: a fair choice)")
+    never.add_argument(
+        "--setting", nargs="+", help="plain, auto and the fixed settings (default: n-gram and suffix at several K)"
+    )
     never.add_argument("--quick", action="store_true", help="fewer settings, shorter, once (or --repeats times)")
     grid = {
         "workload": ["repetitive", "code", "chat", "random"],
@@ -68,7 +70,7 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     replay.add_argument("--live", metavar="MODEL", help="also run the engine, and compare the acceptance")
     replay.set_defaults(bench_run=_replay)
     for verb in (never, adapt, predict, overhead, curve):
-        verb.add_argument("--plot", metavar="FILE", help="draw it: a .svg file, or .png with the plot extra")
+        verb.add_argument("--plot", metavar="FILE", help="draw it: a .svg or .png file (extra plot)")
     for verb in (never, adapt, predict, overhead, curve, replay):
         verb.add_argument("--markdown", metavar="FILE", help="write the table there too, for a page of the docs")
     for verb in (adapt, predict, overhead, curve, record, replay):

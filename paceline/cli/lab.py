@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_cost(verbs.add_parser("cost", help="dollars per million tokens, plain and speculative"))
     for verb in verbs.choices.values():
         verb.add_argument("--json", action="store_true", help="one JSON document instead of a table")
-        verb.add_argument("--plot", metavar="FILE", help="draw it too: a .svg file, or .png with the plot extra")
+        verb.add_argument("--plot", metavar="FILE", help="draw it too: a .svg or .png file (extra plot)")
         verb.add_argument("--markdown", metavar="FILE", help="write the table there too, for a page of the docs")
 
 
@@ -34,6 +34,10 @@ def run(args: argparse.Namespace) -> int:
         "speedup": _speedup,
         "cost": _cost,
     }
+    if args.plot:
+        from paceline.lab.charts import check_plot
+
+        check_plot(args.plot)
     rows, chart = handlers[args.lab_verb](args)
     print(json.dumps(rows) if args.json else format_table(rows))
     if args.markdown:

@@ -185,8 +185,25 @@ def _train(
 
 
 def _report(trained: "Trained") -> None:
-    from paceline.lab.charts import LineChart, Series, save
+    report, folder = trained.report, trained.path.parent
+    print(f"{trained.path}  ({trained.path.stat().st_size / 2**20:.1f} MiB)")
+    ending = "stopped early" if report["stopped_early"] else "all of them"
+    print(f"  {report['steps']} steps ({ending}), {report['seconds']:.0f} s")
+    for k, figures in report["held_out"].items():
+        shares = " ".join(f"{share:.2f}" for share in figures["per_position"])
+        print(f"  chains of {k}: {figures['mean_acceptance_length']:.2f} tokens per pass; by position {shares}")
+    print(f"  {_draw_curves(trained)}, figures in {folder / 'report.json'}")
 
+
+def _draw_curves(trained: "Trained") -> str:
+    """Where the pictures are, or why there are none: a drafter that is trained needs no picture."""
+    from paceline.errors import MissingExtraError
+    from paceline.lab.charts import LineChart, Series, check_matplotlib, save
+
+    try:
+        check_matplotlib()
+    except MissingExtraError as error:
+        return f"no curves ({error})"
     report, folder = trained.report, trained.path.parent
     curve = [(entry["step"], entry["mean_acceptance_length"]) for entry in report["curve"]]
     chart = LineChart(
@@ -199,10 +216,4 @@ def _report(trained: "Trained") -> None:
     save(chart, folder / "acceptance.svg")
     loss = Series("training", [step for step, _ in report["loss"]], [value for _, value in report["loss"]])
     save(LineChart(f"{trained.path.stem}: loss", "step", "cross-entropy", [loss]), folder / "loss.svg")
-    print(f"{trained.path}  ({trained.path.stat().st_size / 2**20:.1f} MiB)")
-    ending = "stopped early" if report["stopped_early"] else "all of them"
-    print(f"  {report['steps']} steps ({ending}), {report['seconds']:.0f} s")
-    for k, figures in report["held_out"].items():
-        shares = " ".join(f"{share:.2f}" for share in figures["per_position"])
-        print(f"  chains of {k}: {figures['mean_acceptance_length']:.2f} tokens per pass; by position {shares}")
-    print(f"  curves in {folder / 'acceptance.svg'} and {folder / 'loss.svg'}, figures in {folder / 'report.json'}")
+    return f"curves in {folder / 'acceptance.svg'} and {folder / 'loss.svg'}"

@@ -20,38 +20,38 @@ def hostile() -> Iterator[ModuleType]:
 
 
 @pytest.fixture
-def trial(hostile: ModuleType, tmp_path: Path) -> Any:
+def findings(hostile: ModuleType, tmp_path: Path) -> Any:
     arguments = SimpleNamespace(
         num_kv_blocks=64, model="toy", log=str(tmp_path / "log"), streams=1, seconds=1, attack=None
     )
-    return hostile.Trial(arguments)
+    return hostile.Trial(arguments).findings
 
 
-def finished(trial: Any, quiet_gap_s: float, attack_gap_s: float) -> Any:
+def finished(findings: Any, quiet_gap_s: float, attack_gap_s: float) -> Any:
     """The result after a quiet slice and one attack, each with one gap and one right answer."""
     for name, gap_s in (("none", quiet_gap_s), ("deep JSON", attack_gap_s)):
-        trial.slices.begin(name)
-        trial.slices.add("gap", trial.slices._begins_s[-1], gap_s)
-        trial.outcomes[name]["right"] += 1
-    trial.memory += [(0.0, 100.0), (10.0, 100.0)]
-    return trial.result(["none", "deep JSON"], 1.0, 0)
+        findings.slices.begin(name)
+        findings.slices.add("gap", findings.slices._begins_s[-1], gap_s)
+        findings.outcomes[name]["right"] += 1
+    findings.memory += [(0.0, 100.0), (10.0, 100.0)]
+    return findings.result(["none", "deep JSON"], 1.0, 0)
 
 
 def test_a_gap_counts_for_the_attack_under_way_when_it_ended(hostile: ModuleType) -> None:
-    slices = hostile.Slices()
+    slices = importlib.import_module("hostile_findings").Slices()
     slices._begins_s, slices._names = [10.0, 20.0], ["none", "deep JSON"]
     slices.add("gap", 19.9, 0.5)
     slices.add("gap", 20.1, 5.0)
     assert slices.of("gap") == {"none": [0.5], "deep JSON": [5.0]}
 
 
-def test_a_run_in_which_nobody_noticed_anything_meets_every_target(hostile: ModuleType, trial: Any) -> None:
-    assert hostile.report(finished(trial, 0.10, 0.14))
+def test_a_run_in_which_nobody_noticed_anything_meets_every_target(hostile: ModuleType, findings: Any) -> None:
+    assert hostile.report(finished(findings, 0.10, 0.14))
 
 
 @pytest.mark.parametrize("harm", ["gap", "wrong", "lost", "health", "5xx", "death", "memory", "unmeasured"])
-def test_each_kind_of_harm_alone_misses_a_target(hostile: ModuleType, trial: Any, harm: str) -> None:
-    result = finished(trial, 0.10, 0.16 if harm == "gap" else 0.10)
+def test_each_kind_of_harm_alone_misses_a_target(hostile: ModuleType, findings: Any, harm: str) -> None:
+    result = finished(findings, 0.10, 0.16 if harm == "gap" else 0.10)
     row = result["attacks"]["deep JSON"]
     row |= {"health": {"health_s": 0.2}, "5xx": {"num_5xx": 1}, "unmeasured": {"gaps": 0}}.get(harm, {})
     result |= {"wrong": {"wrong": 1}, "lost": {"lost": 1}, "memory": {"rss_growth": 0.2}}.get(harm, {})
@@ -59,9 +59,9 @@ def test_each_kind_of_harm_alone_misses_a_target(hostile: ModuleType, trial: Any
     assert not hostile.report(result)
 
 
-def test_what_friends_lost_is_counted_over_all_attacks(trial: Any) -> None:
-    trial.outcomes["deep JSON"] = Counter({"lost: 429 overloaded": 2, "lost: cut": 1, "wrong": 1})
-    result = finished(trial, 0.1, 0.1)
+def test_what_friends_lost_is_counted_over_all_attacks(findings: Any) -> None:
+    findings.outcomes["deep JSON"] = Counter({"lost: 429 overloaded": 2, "lost: cut": 1, "wrong": 1})
+    result = finished(findings, 0.1, 0.1)
     assert (result["right"], result["wrong"], result["lost"]) == (2, 1, 3)
 
 

@@ -28,7 +28,8 @@ for module in MODULES:
 print(",".join(verbs))
 """
 SERVING = ["paceline.serve.http.server", "paceline.serve.http.app", "yaml"]
-MODULES = [*SERVING, "paceline.bench.analyse.report", "paceline.lab.charts"]
+MEASURING = ["paceline.bench.analyse.report", "paceline.bench.run.url_backend", "paceline.lab.drawing"]
+MODULES = [*SERVING, *MEASURING]
 
 
 def project() -> dict[str, list[str]]:
@@ -47,7 +48,7 @@ def test_the_readmes_verbs_import_with_what_make_demo_installs() -> None:
     makefile = (ROOT / "Makefile").read_text()
     match = re.search(r"/\.installed:.*?\$\(INSTALL\) (\S+)", makefile, re.DOTALL)
     assert match is not None
-    installed = set(re.findall(r"[\w]+", match[1]))  # of '".[serve,plot]"'
+    installed = set(re.findall(r"[\w]+", match[1]))  # of '".[serve,plot,bench]"'
     missing = module_names([r for name, list_ in extras.items() if name not in installed for r in list_])
     missing -= module_names([r for name in installed for r in extras.get(name, [])])
     assert "pytest" in missing, "the test must take something away"

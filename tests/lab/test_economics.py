@@ -50,12 +50,12 @@ def test_break_even_is_none_where_perfect_drafts_lose() -> None:
     assert break_even_acceptance(Speculation(0.5, draft_s=10.0, pass_cost=MEASURED), 3) is None
 
 
-def test_cost_of_a_million_tokens() -> None:
+def test_the_cost_of_a_million_tokens_follows_from_price_and_speed() -> None:
     assert dollars_per_million_tokens(3.6, 1000) == pytest.approx(1.0)
     assert dollars_per_million_tokens(3.6, 1000, utilization=0.5) == pytest.approx(2.0)
 
 
-def test_curve_files(tmp_path: Path) -> None:
+def test_a_curve_file_is_read_and_a_bad_one_refused(tmp_path: Path) -> None:
     path = tmp_path / "curve.json"
     path.write_text(json.dumps({"pass_cost": {"1": 0.01, "8": 0.02}, "machine": "x"}))
     assert PassCost.load(path)(8) == pytest.approx(0.02)
@@ -75,6 +75,6 @@ def test_curve_files(tmp_path: Path) -> None:
         (lambda: dollars_per_million_tokens(1.0, 0.0), "a speed above 0"),
     ],
 )
-def test_errors_teach(call: object, message: str) -> None:
+def test_impossible_curves_and_prices_are_refused_with_a_reason(call: object, message: str) -> None:
     with pytest.raises(InvalidOptionError, match=message):
         call()  # type: ignore[operator]

@@ -17,18 +17,18 @@ RATES = st.floats(0.0, 1.0)
     # the K=5 column of the literature's table, and the K=4 values that a well-known chart prints in its place
     [(0.6, (2.31, 2.38)), (0.7, (2.77, 2.94)), (0.8, (3.36, 3.69)), (0.9, (4.10, 4.69))],
 )
-def test_known_values(rate: float, expected: tuple[float, float]) -> None:
+def test_expected_tokens_of_known_cases(rate: float, expected: tuple[float, float]) -> None:
     assert (round(expected_tokens(rate, 4), 2), round(expected_tokens(rate, 5), 2)) == expected
 
 
 @given(RATES, st.integers(0, 20))
-def test_chain_is_the_closed_form(rate: float, k: int) -> None:
+def test_a_chain_has_the_closed_form(rate: float, k: int) -> None:
     closed = k + 1 if rate == 1 else (1 - rate ** (k + 1)) / (1 - rate)
     assert expected_tokens(rate, k) == pytest.approx(closed, rel=1e-9)
 
 
 @given(st.lists(RATES, min_size=1, max_size=6))
-def test_rates_by_position_by_enumeration(rates: list[float]) -> None:
+def test_rates_by_position_agree_with_enumeration(rates: list[float]) -> None:
     total = 0.0
     for outcome in itertools.product([True, False], repeat=len(rates)):
         chance = 1.0
@@ -84,6 +84,6 @@ def test_best_tree_beats_every_other(weights: list[float], num_nodes: int, max_d
         (lambda: best_tree([0.2, 0.5], 4, 2), "must fall with the rank"),
     ],
 )
-def test_errors_teach(call: object, message: str) -> None:
+def test_impossible_rates_are_refused_with_a_reason(call: object, message: str) -> None:
     with pytest.raises(InvalidOptionError, match=message):
         call()  # type: ignore[operator]

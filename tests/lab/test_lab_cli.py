@@ -34,7 +34,7 @@ def test_speedup_says_turn_it_off(capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["advice"] == "turn it off" for row in table] == [True, False]
 
 
-def test_accept_with_given_distributions(capsys: pytest.CaptureFixture[str]) -> None:
+def test_accept_takes_both_distributions_or_none(capsys: pytest.CaptureFixture[str]) -> None:
     table = rows(capsys, "accept", "--target", "1", "3", "--draft", "3", "1", "--trials", "20000")
     assert table[0]["sum min(p,q)"] == pytest.approx(0.5)
     with pytest.raises(InvalidOptionError, match="belong together"):
@@ -46,7 +46,7 @@ def test_cost_falls_with_the_speedup(capsys: pytest.CaptureFixture[str]) -> None
     assert [row["$ per million tokens"] for row in table] == pytest.approx([1.0, 0.5])
 
 
-def test_table_and_plot(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_plot_is_written_beside_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     call("speedup", "--plot", str(tmp_path / "speedup.svg"))
     assert "break-even acceptance" in capsys.readouterr().out
     assert "Speedup over plain decoding" in (tmp_path / "speedup.svg").read_text()

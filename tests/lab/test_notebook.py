@@ -9,7 +9,7 @@ import pytest
 NOTEBOOK = Path(__file__).parent.parent.parent / "examples" / "economics.ipynb"
 
 
-def test_every_cell_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_cell_of_the_notebook_runs(capsys: pytest.CaptureFixture[str]) -> None:
     notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
     assert notebook["nbformat"] == 4
     names: dict[str, Any] = {"__name__": "__main__"}

@@ -18,7 +18,7 @@ def test_output_is_the_target_and_acceptance_is_the_overlap(rate: float) -> None
     assert run.distance < 3 * run.distance_by_chance
 
 
-def test_a_biased_rule_would_be_seen() -> None:
+def test_a_biased_rule_is_detected() -> None:
     """Emitting from p instead of the residual after a rejection moves the output by far more than chance does."""
     p, q = toy_pair(12, 0.6, seed=3)
     run = simulate_rule(p, q, 200_000, seed=1)
@@ -28,7 +28,7 @@ def test_a_biased_rule_would_be_seen() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.floats(0.05, 0.95), st.integers(1, 8), st.integers(0, 1000))
-def test_steps_match_the_formula(rate: float, k: int, seed: int) -> None:
+def test_simulated_steps_match_the_formula(rate: float, k: int, seed: int) -> None:
     run = simulate_steps(rate, k, 20_000, seed)
     assert abs(run.tokens_per_step - run.tokens_per_step_theory) <= 5 * run.standard_error
     assert run.accepted_per_position == sorted(run.accepted_per_position, reverse=True)
@@ -49,6 +49,6 @@ def test_draft_latency_turns_a_win_into_a_loss() -> None:
         (lambda: toy_pair(1, 0.5, 0), "2 tokens or more"),
     ],
 )
-def test_errors_teach(call: object, message: str) -> None:
+def test_impossible_simulations_are_refused_with_a_reason(call: object, message: str) -> None:
     with pytest.raises(InvalidOptionError, match=message):
         call()  # type: ignore[operator]

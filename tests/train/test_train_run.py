@@ -146,6 +146,15 @@ def test_the_verb_writes_a_drafter_and_a_report(
     assert "tokens per pass" in capsys.readouterr().out
 
 
+def test_a_training_without_matplotlib_has_no_curves_and_says_why(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(command(model, write_prompts(tmp_path / "p.jsonl", 16), tmp_path / "out", "medusa")) == 0
+    assert "no curves (a picture needs matplotlib: pip install 'paceline[plot]')" in capsys.readouterr().out
+    assert (tmp_path / "out" / "report.json").exists() and not (tmp_path / "out" / "acceptance.svg").exists()
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [("{]", "not JSON"), ('{"other": 1}', "expected 'turns'"), ('{"prompt": "a"}', "at least 8"), ("", "no prompt")],

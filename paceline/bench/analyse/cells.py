@@ -28,6 +28,12 @@ class Point:
     def load_name(self) -> str:
         return f"{self.concurrency}" if self.concurrency else f"{self.rate_per_s:g}/s"
 
+    @property
+    def load_text(self) -> str:
+        if not self.concurrency:
+            return f"{self.rate_per_s:g} requests/s"
+        return "1 user" if self.concurrency == 1 else f"{self.concurrency} users"
+
 
 @dataclass(slots=True)
 class CellResult:

@@ -1,4 +1,4 @@
-"""Medians with honest intervals, from a few repeats.
+"""Medians with intervals, from a few repeats.
 
 The interval between two order statistics covers the true median with a probability that follows from coin flips alone,
 whatever the distribution: with 3 repeats, minimum to maximum covers it in 75 % of cases; from 6 on, in 95 %.

@@ -9,9 +9,9 @@ how long the run should have taken:
     seconds = plain run - plain passes x plain step + passes x step
 
 Requests bring work whatever their rows: that is in the plain step and not in T. The level is how much slower the
-machine was than when T was taken. There are two witnesses: the plain run beside, whose steps are longer for the
-requests' own work as well, and the plain run with the fewest users, which has the least of that but was taken at
-another time. Their geometric mean is taken.
+machine was than when T was taken. It is estimated twice: from the plain run beside, whose steps are longer for the
+requests' own work as well, and from the plain run with the fewest users, which has the least of that but was taken at
+another time. The geometric mean of the two is used.
 The plain run's time beyond its passes (reading prompts, filling and draining the batch) is taken over as it is. The
 prediction of a cell is the median over its repeats, as the measurement is.
 """
@@ -101,15 +101,15 @@ def _predict(own: dict[str, Any], plain: dict[str, Any], curve: PassCost, level:
     """The speedup of a run, from its summary and that of the plain run beside it; None: a server that does not say.
 
     `level`: the machine's, by the plain run with the fewest users."""
-    spoken, plain_spoken, engine = own.get("speculation"), plain.get("speculation"), own.get("engine")
-    if not spoken or not plain_spoken or not engine or "num_passes" not in engine:
+    drafts, plain_drafts, engine = own.get("speculation"), plain.get("speculation"), own.get("engine")
+    if not drafts or not plain_drafts or not engine or "num_passes" not in engine:
         return None
     passes, plain_passes = engine["num_passes"], plain["engine"]["num_passes"]
-    batch, plain_batch = spoken["num_steps"] / passes, plain_spoken["num_steps"] / plain_passes
-    expected_passes = plain["num_output_tokens"] / (spoken["mean_acceptance_length"] * batch)
+    batch, plain_batch = drafts["num_steps"] / passes, plain_drafts["num_steps"] / plain_passes
+    expected_passes = plain["num_output_tokens"] / (drafts["mean_acceptance_length"] * batch)
     plain_step_s = _plain_step_s(plain) or level * curve(plain_batch)
     level = math.sqrt(level * plain_step_s / curve(plain_batch))
-    rows = batch + spoken["num_draft_tokens"] / passes
+    rows = batch + drafts["num_draft_tokens"] / passes
     step_s = plain_step_s + level * (curve(rows) - curve(plain_batch)) + engine["draft_s"] / passes
     wall_s = plain["wall_s"] - plain_passes * plain_step_s + expected_passes * step_s
     return float(plain["wall_s"] / wall_s)

@@ -1,1 +1,1 @@
-"""The measurements behind what we promise of `auto`: never slower, quick to adapt, cheap by itself."""
+"""The measurements behind our promises for `auto`: never slower, follows a change of workload, takes little time."""

@@ -1,4 +1,4 @@
-"""The controller's own time, as a share of the step: without the drafters, which it pays only where they earn it.
+"""The controller's own time, as a share of the step: without the drafting itself.
 
 Of a running engine: other prompts of the workload go before, so that it knows what passes and drafts cost. The figure
 is the median over several groups of requests: a machine that takes the processor away for 8 ms, as shared ones do,

@@ -1,4 +1,4 @@
-"""A recording's prompts once more through the engine, to see whether replay told the truth."""
+"""A recording's prompts once more through the engine, to see whether the replay agrees with it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

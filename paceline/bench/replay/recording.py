@@ -58,7 +58,7 @@ def record(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[Reco
     vocab_size = llm.engine.model.decoder.config.vocab_size
     recorded = []
     rejected: dict[str, list[Note]] = defaultdict(list)
-    with _listening(llm.engine.core.speculator, rejected):
+    with _rejected_nodes_kept(llm.engine.core.speculator, rejected):
         outputs = llm.generate(questions, params)
     for i, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
         if output.error is not None:
@@ -82,17 +82,17 @@ def record(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[Reco
 
 
 @contextmanager
-def _listening(speculator: Speculator, rejected: dict[str, list[Note]]) -> Iterator[None]:
-    """Hear what the proposers hear: the logits of every row, where any of them asks for logits."""
+def _rejected_nodes_kept(speculator: Speculator, rejected: dict[str, list[Note]]) -> Iterator[None]:
+    """Keep what the proposers are given: the logits of every row, where any of them asks for logits."""
     observe = speculator.observe
 
-    def listen(step: StepContext) -> None:
+    def observe_and_keep(step: StepContext) -> None:
         if step.logits is not None:
             for verified in step.passes:
                 _note_rejected(verified, step.logits, rejected[verified.request.request_id])
         observe(step)
 
-    speculator.observe = listen  # type: ignore[method-assign]
+    speculator.observe = observe_and_keep  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""The tree for a drafting method, chosen from a recording instead of by taste (Sequoia's idea, on our replay).
+"""The tree for a drafting method, chosen from a recording instead of by hand (Sequoia's idea, on our replay).
 
 1. Replay the method with more room than it will get, and count how often its 1st, 2nd, ... child of a right node at
    each depth was right.

@@ -98,7 +98,7 @@ class Grid:
                 raise InvalidOptionError(f"the grid is empty: it needs at least {what}")
         names = [setting.name for setting in self.settings]
         if len(set(names)) < len(names):
-            raise InvalidOptionError(f"a setting stands twice in the grid: {', '.join(names)}")
+            raise InvalidOptionError(f"a setting is in the grid twice: {', '.join(names)}")
         if self.num_repeats < 1 or (self.num_requests is not None and self.num_requests < 1):
             raise InvalidOptionError(
                 f"repeats and requests must be 1 or more, got {self.num_repeats} and {self.num_requests}"
@@ -118,7 +118,7 @@ class Grid:
         return self.num_requests or self.requests_for(load.concurrency or USERS_OF_A_RATE)
 
     def cells(self) -> Iterator[Cell]:
-        """All settings of one point after each other, so that they share the machine's mood; the order rotates."""
+        """All settings of one point after each other, while the machine is as fast for all; the order rotates."""
         for repeat in range(self.num_repeats):
             points = itertools.product(self.workloads, self.temperatures, self.loads)
             for number, (workload, temperature, load) in enumerate(points):

@@ -45,7 +45,7 @@ class RecordFile:
 
 
 def read_records(paths: Iterable[str | Path]) -> list[Record]:
-    """The records of several files. Where a run stands twice, the later one counts."""
+    """The records of several files. Where a run is in them twice, the later one counts."""
     latest: dict[str, Record] = {}
     for path in paths:
         if not Path(path).exists():

@@ -1,36 +1,43 @@
 """Any OpenAI-compatible server: streamed completions over HTTP, and vLLM's speculation counters from /metrics.
 
-Only the standard library is used: one thread per running request reads the server-sent events as they come. Tokens are
-counted by the server (`stream_options.include_usage`): with speculation one event may hold several of them.
+One thread per running request reads the server-sent events as they come, over httpx (extra `bench`). Every request has
+a connection of its own, and nothing is compressed: what is timed is the server. Tokens are counted by the server
+(`stream_options.include_usage`): with speculation one event may hold several of them.
 """
 
 import asyncio
 import hashlib
-import http.client
 import json
+import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
-from urllib.parse import urlsplit
 
 from paceline.bench.run.backend import Answer, Sampling, SpeculationCounts
 from paceline.bench.run.server_counters import speculation_counts
 from paceline.bench.workloads.workload import Prompt
-from paceline.errors import InvalidOptionError
+from paceline.errors import InvalidOptionError, MissingExtraError
+
+try:
+    import httpx
+except ImportError as error:
+    raise MissingExtraError("measuring a server", "httpx", "bench") from error
 
 MAX_REQUESTS_AT_ONCE = 1024
 
 
 class UrlBackend:
     def __init__(self, url: str, model: str | None = None, timeout_s: float = 600.0) -> None:
-        parts = urlsplit(url if "//" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InvalidOptionError(f"a server's URL is such as http://localhost:8000, got {url!r}")
         self.url = url
-        self._parts = parts
-        self._base = parts.path.rstrip("/").removesuffix("/v1")
-        self._timeout_s = timeout_s
+        self._client = httpx.Client(
+            base_url=_base_of(url),
+            headers={"Accept-Encoding": "identity"},
+            timeout=timeout_s,  # of each wait for the server, not of a whole answer
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
+            verify=ssl.create_default_context(),
+            trust_env=False,  # no proxy between the clock and the server
+        )
         self._threads = ThreadPoolExecutor(MAX_REQUESTS_AT_ONCE, thread_name_prefix="bench-client")
         self.model = model or self._first_model()
 
@@ -50,32 +57,27 @@ class UrlBackend:
             "stream_options": {"include_usage": True},
         }
         if prompt.chat:
-            path, body["messages"] = "/v1/chat/completions", [{"role": "user", "content": prompt.text}]
+            path, body["messages"] = "v1/chat/completions", [{"role": "user", "content": prompt.text}]
         else:
-            path, body["prompt"] = "/v1/completions", prompt.text
+            path, body["prompt"] = "v1/completions", prompt.text
         try:
             self._stream(path, body, answer)
-        except (OSError, http.client.HTTPException, ValueError, KeyError) as error:
+        except (httpx.HTTPError, ValueError, KeyError) as error:
             answer.error = f"{type(error).__name__}: {error}"
         return answer
 
     def _stream(self, path: str, body: dict[str, Any], answer: Answer) -> None:
         text: list[str] = []
-        connection = self._connect()
-        try:
-            headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-            connection.request("POST", self._base + path, json.dumps(body), headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                raise ValueError(f"HTTP {response.status}: {response.read(500).decode(errors='replace')}")
-            done = False
-            for data in _events(response):
+        done = False
+        with self._client.stream("POST", path, json=body, headers={"Accept": "text/event-stream"}) as response:
+            if response.status_code != 200:
+                shown = next(response.iter_bytes(500), b"").decode(errors="replace")
+                raise ValueError(f"HTTP {response.status_code}: {shown}")
+            for data in _events(response.iter_bytes()):
                 if data == "[DONE]":
                     done = True
                     break
                 self._take_event(json.loads(data), answer, text)
-        finally:
-            connection.close()
         if not done:
             raise ValueError("the stream broke off before its end")
         if not answer.event_s:
@@ -100,10 +102,10 @@ class UrlBackend:
     def counts(self) -> SpeculationCounts | None:
         """The server's own counters; None where it has no /metrics or does not speculate."""
         try:
-            status, body = self._get("/metrics")
-        except (OSError, http.client.HTTPException):
+            page = self._client.get("metrics")
+        except httpx.HTTPError:
             return None
-        return speculation_counts(body) if status == 200 else None
+        return speculation_counts(page.text) if page.status_code == 200 else None
 
     def figures(self) -> dict[str, float]:
         return {}
@@ -113,35 +115,33 @@ class UrlBackend:
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._client.close()
 
     def _first_model(self) -> str:
         try:
-            status, body = self._get("/v1/models")
-            if status != 200:
-                raise ValueError(f"HTTP {status}")
-            return str(json.loads(body)["data"][0]["id"])
-        except (OSError, http.client.HTTPException, ValueError, KeyError, IndexError) as error:
+            answer = self._client.get("v1/models")
+            if answer.status_code != 200:
+                raise ValueError(f"HTTP {answer.status_code}")
+            return str(answer.json()["data"][0]["id"])
+        except (httpx.HTTPError, ValueError, KeyError, IndexError) as error:
+            self.close()
             raise InvalidOptionError(f"no OpenAI-compatible server answers at {self.url}: {error}") from error
 
-    def _get(self, path: str) -> tuple[int, str]:
-        connection = self._connect()
-        try:
-            connection.request("GET", self._base + path)
-            response = connection.getresponse()
-            return response.status, response.read().decode(errors="replace")
-        finally:
-            connection.close()
 
-    def _connect(self) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        assert self._parts.hostname is not None
-        return kind(self._parts.hostname, self._parts.port, timeout=self._timeout_s)
+def _base_of(url: str) -> httpx.URL:
+    try:
+        base = httpx.URL(url if "//" in url else f"http://{url}")
+    except httpx.InvalidURL as error:
+        raise InvalidOptionError(f"a server's URL is such as http://localhost:8000, got {url!r}: {error}") from error
+    if base.scheme not in ("http", "https") or not base.host:
+        raise InvalidOptionError(f"a server's URL is such as http://localhost:8000, got {url!r}")
+    return base.copy_with(path=base.path.rstrip("/").removesuffix("/v1") + "/", query=None)
 
 
-def _events(response: http.client.HTTPResponse) -> Iterator[str]:
+def _events(chunks: Iterable[bytes]) -> Iterator[str]:
     """The data of each server-sent event, as it comes; an event may spread over several data lines."""
     data: list[str] = []
-    while line := response.readline():
+    for line in _lines(chunks):
         text = line.decode().rstrip("\r\n")
         if text.startswith("data:"):
             data.append(text[5:].removeprefix(" "))
@@ -150,3 +150,13 @@ def _events(response: http.client.HTTPResponse) -> Iterator[str]:
             data = []
     if data:
         yield "\n".join(data)
+
+
+def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Split at newlines alone. httpx's `iter_lines` also splits at U+2028 and others, which JSON has inside strings."""
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from whole
+    if rest:
+        yield rest

@@ -11,7 +11,7 @@ def trace(*parts: tuple[int, int]) -> list[tuple[float, int]]:
     return [(float(i), total) for i, total in enumerate(itertools.accumulate(emitted))]
 
 
-def test_the_first_step_from_which_a_window_is_fast() -> None:
+def test_auto_has_followed_at_the_first_step_from_which_a_window_is_fast() -> None:
     result = compare(
         "repetitive", {"auto": trace((30, 1), (200, 4)), "plain": trace((400, 1)), "best": trace((150, 4))}
     )
@@ -20,7 +20,7 @@ def test_the_first_step_from_which_a_window_is_fast() -> None:
     assert result.holds and result.row()["holds"] == "yes"
 
 
-def test_too_late_and_never() -> None:
+def test_following_too_late_or_never_fails_the_claim() -> None:
     late = compare("repetitive", {"auto": trace((100, 1), (200, 4)), "best": trace((150, 4))})
     assert late.reached_after is not None and late.reached_after > 50 and not late.holds
     never = compare("repetitive", {"auto": trace((100, 1)), "best": trace((150, 4))})

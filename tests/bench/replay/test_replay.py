@@ -30,7 +30,9 @@ def recorded() -> list[Recorded]:
 
 @pytest.mark.parametrize("config", [{"method": "ngram", "prompt_lookup_min": 1}, {"method": "suffix"}])
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_replay_is_the_live_run(recorded: list[Recorded], config: dict[str, Any], concurrency: int) -> None:
+def test_a_replay_emits_what_the_live_run_emitted(
+    recorded: list[Recorded], config: dict[str, Any], concurrency: int
+) -> None:
     """These drafters see only tokens, so every draft, and with it every count, is the same."""
     replayed = Replay(recorded, config, concurrency=concurrency).run()
     live, _ = live_acceptance_length(toy_model(), config, recorded, concurrency, **LIMITS)
@@ -84,7 +86,7 @@ def test_plain_decoding_costs_what_the_curve_says(recorded: list[Recorded]) -> N
     assert result.pass_s == pytest.approx(80 * 0.012) == result.plain_s
 
 
-def test_a_recording_survives_its_file(recorded: list[Recorded], tmp_path: Path) -> None:
+def test_a_recording_is_the_same_after_saving_and_loading(recorded: list[Recorded], tmp_path: Path) -> None:
     save_recording(recorded, tmp_path / "r.jsonl")
     assert load_recording(tmp_path / "r.jsonl") == recorded
     (tmp_path / "r.jsonl").write_text('{"prompt": 1}\n')
@@ -92,6 +94,6 @@ def test_a_recording_survives_its_file(recorded: list[Recorded], tmp_path: Path)
         load_recording(tmp_path / "r.jsonl")
 
 
-def test_what_cannot_be_replayed_says_so(recorded: list[Recorded]) -> None:
+def test_a_method_that_cannot_be_replayed_is_refused_with_a_reason(recorded: list[Recorded]) -> None:
     with pytest.raises(InvalidOptionError, match="a replay needs"):
         Replay([], {"method": "ngram"})

@@ -31,7 +31,7 @@ def test_children_are_counted_by_rank_where_their_parent_was_right() -> None:
     assert second[0] > 0.5 > third[0] > 0.4  # one trial each: both stay near the average of the two
 
 
-def test_nothing_is_due_below_the_greatest_depth() -> None:
+def test_nodes_at_the_greatest_depth_count_no_children() -> None:
     counts = RankCounts(max_depth=2)
     counts.count(DraftTree.chain([1, 2]), [1, 2, 3, 4])
     assert dict(counts.reached) == {0: 1, 1: 1}
@@ -45,7 +45,7 @@ def test_each_category_is_in_both_halves() -> None:
     assert halves(recorded[:2]) == (recorded[:2], recorded[:2])
 
 
-def test_the_chances_of_a_known_target_are_found_and_foretell_the_replay() -> None:
+def test_the_chances_of_a_known_target_are_found_and_predict_the_replay() -> None:
     """0.7 and 0.3 by construction, at every depth; 400 trials or more: 4 standard deviations are 0.09."""
     tuned = choose_tree(recording(0.7, num_tokens=1500), RECYCLING, [2, 6, 12], max_depth=6)
     assert tuned.counts.reached[1] > 400
@@ -59,19 +59,19 @@ def test_the_chances_of_a_known_target_are_found_and_foretell_the_replay() -> No
     assert (tuned.num_learned, tuned.num_judged) == (2, 2)
 
 
-def test_the_curve_decides_the_size() -> None:
+def test_expensive_rows_give_a_smaller_tree() -> None:
     recorded = recording(0.7, num_tokens=400)
     cheap = choose_tree(recorded, RECYCLING, [2, 12], pass_cost=CHEAP)
-    dear = choose_tree(recorded, RECYCLING, [2, 12], pass_cost=PassCost.linear(0.1, 0.03))
-    hopeless = choose_tree(recorded, RECYCLING, [2, 12], pass_cost=PassCost.linear(0.0, 0.1))
+    expensive = choose_tree(recorded, RECYCLING, [2, 12], pass_cost=PassCost.linear(0.1, 0.03))
+    losing = choose_tree(recorded, RECYCLING, [2, 12], pass_cost=PassCost.linear(0.0, 0.1))
     assert cheap.best is not None and len(cheap.best.shape) == 12
     assert cheap.best.expected_speedup == pytest.approx(cheap.best.replayed.speedup, rel=0.12)
-    assert dear.best is not None and len(dear.best.shape) < 12
-    assert hopeless.best is None
+    assert expensive.best is not None and len(expensive.best.shape) < 12
+    assert losing.best is None
 
 
-def test_a_size_of_the_model_s_own_is_among_the_candidates() -> None:
-    """Rows are free up to 6, then dear: a tree of 5 nodes, which nobody asked for."""
+def test_a_size_that_only_the_model_proposes_is_among_the_candidates() -> None:
+    """Rows are free up to 6, then expensive: a tree of 5 nodes, which nobody asked for."""
     cliff = PassCost.of({1: 0.1, 6: 0.1001, 7: 0.5, 8: 0.9})
     tuned = choose_tree(recording(0.7), RECYCLING, [2, 12], pass_cost=cliff)
     assert [len(choice.shape) for choice in tuned.choices] == [2, 5, 12]
@@ -79,7 +79,7 @@ def test_a_size_of_the_model_s_own_is_among_the_candidates() -> None:
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
-def test_text_that_repeats_gets_a_long_chain(method: str) -> None:
+def test_repetitive_text_gets_a_long_chain(method: str) -> None:
     tuned = choose_tree(recording(1.0), {"method": method}, [2, 8], pass_cost=CHEAP)
     assert tuned.best is not None
     assert tuned.best.config == {"method": method, "num_speculative_tokens": 8, "node_budget": 8}
@@ -123,7 +123,9 @@ def test_a_start_is_kept_only_where_it_is_faster() -> None:
     ],
     ids=str,
 )
-def test_what_cannot_be_tuned_says_so(config: Any, sizes: list[int], options: Any, says: str) -> None:
+def test_a_method_that_cannot_be_tuned_is_refused_with_a_reason(
+    config: Any, sizes: list[int], options: Any, says: str
+) -> None:
     with pytest.raises(InvalidOptionError, match=says):
         choose_tree(recording(0.5, 2, 8), config, sizes, **options)
 

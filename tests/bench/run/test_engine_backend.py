@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from paceline.bench.run.load import Load, offer
 from paceline.bench.run.summary import summarize
 from paceline.bench.workloads.workload import Prompt
 from paceline.cli import bench
-from paceline.errors import InvalidOptionError
+from paceline.errors import InvalidOptionError, MissingExtraError
 from paceline.llm import AsyncLLM
 from tests.bench.analyse.test_report import sweep
 from tests.bench.toy_llm import toy_model
@@ -70,7 +71,7 @@ def test_the_curve_times_steps_of_exactly_so_many_rows(monkeypatch: pytest.Monke
         measure_curve(model, [0], **LIMITS)
 
 
-def test_the_oracles_error_bar() -> None:
+def test_the_oracles_error_bar_is_that_of_a_coin_flip_for_one_draft_token() -> None:
     """K = 1 is a coin flip: variance a (1 - a)."""
     assert _standard_error(0.8, 1, 100) == pytest.approx((0.8 * 0.2 / 100) ** 0.5)
 
@@ -81,7 +82,7 @@ def call(*words: str) -> int:
     return bench.run(parser.parse_args(words))
 
 
-def test_report_and_configuration_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_writes_a_page_and_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = tmp_path / "runs.jsonl"
     runs.write_text("".join(json.dumps(record) + "\n" for record in sweep()))
     page, config = tmp_path / "report.html", tmp_path / "config.json"
@@ -91,6 +92,9 @@ def test_report_and_configuration_from_the_command_line(tmp_path: Path, capsys: 
     assert json.loads(config.read_text())["speculative_config"]["method"] == "suffix"
     assert call("report", str(runs), "--out", str(page)) == 0  # without a name it lies beside the page
     assert (tmp_path / "report.config.json").read_text() == config.read_text()
+    assert call("report", str(runs), "--out", str(page), "--config-out", str(config), "--users", "8") == 0
+    assert json.loads(config.read_text())["speculative_config"] == {"method": "auto"}
+    assert "1 user: suffix:8; 8 users and more: auto" in capsys.readouterr().out
     with pytest.raises(InvalidOptionError, match="no records at"):
         call("report", str(tmp_path / "missing.jsonl"))
 
@@ -107,7 +111,7 @@ def test_a_sweep_over_servers_writes_no_options(tmp_path: Path, capsys: pytest.C
     assert not (tmp_path / "report.config.json").exists() and "null" not in page.read_text().split("Pictures")[0]
 
 
-def test_predict_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_predict_prints_a_row_per_cell_and_draws_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs, curve = tmp_path / "runs.jsonl", tmp_path / "curve.json"
     runs.write_text("".join(json.dumps(record) + "\n" for record in sweep()))
     curve.write_text(json.dumps({"1": 0.010, "5": 0.014, "8": 0.020, "40": 0.080}))
@@ -122,6 +126,14 @@ def test_a_grid_that_cannot_be_is_refused_before_a_model_is_loaded() -> None:
         call("sweep", "--workload", "nothing", "--model", "/nowhere")
     with pytest.raises(InvalidOptionError, match="concurrency must be 1 or more"):
         call("run", "--concurrency", "-1", "--model", "/nowhere")
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InvalidOptionError, match=r"\.svg or \.png"):
+        call("never-slower", "--model", "/nowhere", "--plot", "picture.gif")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtraError, match=r"paceline\[plot\]"):
+        call("curve", "--model", "/nowhere", "--plot", "picture.svg")
 
 
 def test_claims_write_tables_for_the_docs(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def test_an_open_loop_does_not_wait_for_answers() -> None:
     assert starts == sorted(starts)
 
 
-def test_poisson_arrivals_have_the_rate() -> None:
+def test_poisson_arrivals_come_at_the_rate_asked_for() -> None:
     """200 gaps of mean 1 ms: their sum is 0.2 s with a standard deviation of 14 ms; sleeping only adds."""
     backend = FakeBackend()
     answers = asyncio.run(offer(backend, take("random", 201), Sampling(max_tokens=1), Load(rate_per_s=1000.0)))
@@ -39,7 +39,7 @@ def test_poisson_arrivals_have_the_rate() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"concurrency": 1, "rate_per_s": 1.0}, {"concurrency": 0}, {"rate_per_s": 0.0}])
-def test_a_load_is_one_thing(given: dict[str, float]) -> None:
+def test_a_load_is_either_users_or_a_rate(given: dict[str, float]) -> None:
     with pytest.raises(InvalidOptionError):
         Load(**given)  # type: ignore[arg-type]
 
@@ -76,7 +76,7 @@ def test_summary_of_nothing_but_failures_has_no_speed() -> None:
     # trimmed on each side, and the chance to hold the median: 1 - 2 * sum of binomials
     [(1, (0, 0.0)), (3, (0, 0.75)), (6, (0, 1 - 2 / 64)), (9, (1, 1 - 2 * (1 + 9) / 512))],
 )
-def test_intervals_of_medians(count: int, expected: tuple[int, float]) -> None:
+def test_intervals_of_medians_cover_what_they_say(count: int, expected: tuple[int, float]) -> None:
     found = median(list(range(count)))
     trim, coverage = expected
     assert (found.low, found.high) == (trim, count - 1 - trim)

@@ -99,7 +99,7 @@ def test_a_broken_line_elsewhere_is_an_error(tmp_path: Path) -> None:
         RecordFile(path)
 
 
-def test_killed_while_running_loses_nothing(tmp_path: Path) -> None:
+def test_a_sweep_killed_while_running_loses_no_finished_run(tmp_path: Path) -> None:
     """kill -9 in the middle of a sweep in another process; the rerun does only the rest."""
     path = tmp_path / "runs.jsonl"
     root = Path(__file__).parents[3]
@@ -178,12 +178,12 @@ def test_an_impossible_grid_says_so_before_the_first_run(changes: dict[str, obje
         ('{"method": ', "not JSON"),
     ],
 )
-def test_a_setting_that_cannot_be(text: str, message: str) -> None:
+def test_a_setting_that_cannot_be_read_is_refused(text: str, message: str) -> None:
     with pytest.raises(InvalidOptionError, match=message):
         parse_setting(text)
 
 
-def test_settings() -> None:
+def test_settings_are_parsed_into_configurations() -> None:
     assert parse_setting("suffix:8x32").config == {"method": "suffix", "num_speculative_tokens": 8, "node_budget": 32}
     assert parse_setting("plain").config == {"method": "none"}
     assert parse_setting("v=http://h:1").url == "http://h:1"

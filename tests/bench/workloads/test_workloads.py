@@ -24,7 +24,7 @@ def test_the_order_is_fixed_and_mixed_workloads_take_turns() -> None:
     assert [p.category for p in take("code, maths", 4)] == ["code", "maths", "code", "maths"]
 
 
-def test_taking_more_than_there_are_goes_round() -> None:
+def test_taking_more_prompts_than_there_are_starts_again_at_the_first() -> None:
     count = len(load_workload("summary"))
     assert take("summary", count + 2)[-1] == load_workload("summary")[1]
 
@@ -50,7 +50,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("form", FILES)
-def test_files_of_every_form(form: str, tmp_path: Path) -> None:
+def test_prompt_files_of_every_known_form_are_read(form: str, tmp_path: Path) -> None:
     text, prompt_id, category, chat = FILES[form]
     path = tmp_path / "file.jsonl"
     path.write_text(text)
