@@ -6,7 +6,7 @@ how many rows share the pass.
 
 For a CUDA graph everything that a pass touches is given by the caller, so nothing is allocated or read on the host:
 
-    buffers = fused.allocate(num_rows, max_splits=rows.max_splits)
+    buffers = fused.allocate(num_rows, max_splits=rows.max_splits())
     fused.run(token_ids, rows, kv_cache, buffers)
     fused.write_tokens(wanted, noise, buffers)  # or fused.write_logits(wanted, logits, buffers)
 """
@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from paceline.core.forward import ForwardBatch, ForwardOutput
-from paceline.models.decoder import Decoder, Layer
+from paceline.models.decoder import Decoder, Linear
 from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_logits, norm_head_tokens
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
 from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
 from paceline.ops.triton.rms_norm import rms_norm
 from paceline.ops.triton.split_attention import AttentionRows, AttentionScratch, split_tree_attention
-from paceline.ops.triton.tiles import ROWS, Tile, tile_for
+from paceline.ops.triton.tiles import ROWS, Tile, tile_for, widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,21 @@ class Tiles:
     down: Tile
     head: Tile
 
+    def widened(self) -> "Tiles":
+        return Tiles(
+            qkv=widened(self.qkv, normed=True),
+            output=widened(self.output, normed=False),
+            gate_up=widened(self.gate_up, normed=True),
+            down=widened(self.down, normed=False),
+            head=widened(self.head, normed=True),
+        )
+
+
+def model_tiles(decoder: Decoder) -> Tiles:
+    layer = decoder.layers[0]
+    weights = [linear.weight for linear in (layer.qkv, layer.output, layer.gate_up, layer.down, decoder.head)]
+    return Tiles(*(tile_for(weight.shape[0], weight.shape[1], weight.dtype) for weight in weights))
+
 
 class FusedDecoder:
     batch_invariant = True
@@ -61,19 +76,13 @@ class FusedDecoder:
         self.base, self.config, self.dtype, self.device = base, config, base.dtype, base.device
         self.pdl, self.row_tile = pdl, row_tile
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
-        first = base.layers[0]
-        self.tiles = tiles or Tiles(
-            *(self._tile(w.weight) for w in (first.qkv, first.output, first.gate_up, first.down, base.head))
-        )
+        self.tiles = tiles or model_tiles(base)
+        if row_tile > ROWS:
+            self.tiles = self.tiles.widened()
         self._head_norms = [
-            torch.stack([layer.q_norm, layer.k_norm])
-            if layer.q_norm is not None and layer.k_norm is not None
-            else None
+            torch.stack([layer.q_norm, layer.k_norm]) if layer.q_norm is not None and layer.k_norm is not None else None
             for layer in base.layers
         ]
-
-    def _tile(self, weight: Tensor) -> Tile:
-        return tile_for(weight.shape[0], weight.shape[1], weight.dtype)
 
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         return self.base.vocabulary_rows(ids, head=head)
@@ -118,40 +127,54 @@ class FusedDecoder:
         active = self.base.active_layers(layers, hidden_layers)
         hidden = buffers.hidden
         torch.index_select(self.base.embedding, 0, token_ids, out=hidden)
-        for i, layer in enumerate(self.base.layers):
+        for i in range(self.config.num_layers):
             self._keep(i, hidden, hidden_layers, features)
             if i in active:
-                self._run_layer(i, layer, rows, kv_cache[i], buffers)
+                self._run_layer(i, rows, kv_cache[i], buffers)
         last = self.config.num_layers
         self._keep(last, hidden, hidden_layers, features)
         if last + 1 in hidden_layers:
             normed = rms_norm(hidden, self.base.final_norm, self.config.rms_norm_eps)
             self._keep(last + 1, normed, hidden_layers, features)
 
-    def _run_layer(self, i: int, layer: Layer, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
-        config, base, tiles = self.config, self.base, self.tiles
-        eps, hidden = config.rms_norm_eps, buffers.hidden
-        pdl, row_tile = self.pdl, self.row_tile
+    def _run_layer(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
+        self.launch_qkv(i, rows, kv_layer, buffers)
+        self.launch_attention(i, rows, kv_layer, buffers)
+        self.launch_output(i, buffers)
+        self.launch_gate_up(i, buffers)
+        self.launch_down(i, buffers)
+
+    def launch_qkv(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
+        base, layer = self.base, self.base.layers[i]
         norm_qkv_rope(
-            hidden, layer.input_norm, layer.qkv.weight, layer.qkv.bias, self._head_norms[i], base.cos, base.sin,
-            rows.positions, rows.slots, buffers.query, kv_layer, self.heads, eps, tiles.qkv,
-            pdl=pdl, row_tile=row_tile,
+            buffers.hidden, layer.input_norm, layer.qkv.weight, layer.qkv.bias, self._head_norms[i], base.cos, base.sin,
+            rows.positions, rows.slots, buffers.query, kv_layer, self.heads, self.config.rms_norm_eps, self.tiles.qkv,
+            pdl=self.pdl, row_tile=self.row_tile,
         )  # fmt: skip
+
+    def launch_attention(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
+        window, scale = self.config.window(i), self.config.head_dim**-0.5
         split_tree_attention(
-            buffers.query, kv_layer, buffers.mixed, rows, buffers.attention, config.window(i), config.head_dim**-0.5,
-            pdl=pdl,
-        )  # fmt: skip
-        linear_residual(
-            buffers.mixed.flatten(1), layer.output.weight, layer.output.bias, hidden, buffers.parts, buffers.arrivals,
-            tiles.output, pdl=pdl, row_tile=row_tile,
-        )  # fmt: skip
+            buffers.query, kv_layer, buffers.mixed, rows, buffers.attention, window, scale, pdl=self.pdl
+        )
+
+    def launch_output(self, i: int, buffers: PassBuffers) -> None:
+        self._add(buffers.mixed.flatten(1), self.base.layers[i].output, self.tiles.output, buffers)
+
+    def launch_gate_up(self, i: int, buffers: PassBuffers) -> None:
+        layer = self.base.layers[i]
         norm_gate_up_silu(
-            hidden, layer.mlp_norm, layer.gate_up.weight, layer.gate_up.bias, buffers.activation, eps, tiles.gate_up,
-            pdl=pdl, row_tile=row_tile,
+            buffers.hidden, layer.mlp_norm, layer.gate_up.weight, layer.gate_up.bias, buffers.activation,
+            self.config.rms_norm_eps, self.tiles.gate_up, pdl=self.pdl, row_tile=self.row_tile,
         )  # fmt: skip
+
+    def launch_down(self, i: int, buffers: PassBuffers) -> None:
+        self._add(buffers.activation, self.base.layers[i].down, self.tiles.down, buffers)
+
+    def _add(self, x: Tensor, linear: Linear, tile: Tile, buffers: PassBuffers) -> None:
         linear_residual(
-            buffers.activation, layer.down.weight, layer.down.bias, hidden, buffers.parts, buffers.arrivals,
-            tiles.down, pdl=pdl, row_tile=row_tile,
+            x, linear.weight, linear.bias, buffers.hidden, buffers.parts, buffers.arrivals, tile,
+            pdl=self.pdl, row_tile=self.row_tile,
         )  # fmt: skip
 
     def _keep(self, i: int, hidden: Tensor, hidden_layers: Sequence[int], features: Tensor | None) -> None:
@@ -186,10 +209,12 @@ class FusedDecoder:
     ) -> ForwardOutput:
         """One pass with room of its own, as Decoder.forward."""
         rows = attention_rows(batch)
-        buffers = self.allocate(batch.num_rows, rows.max_splits)
+        buffers = self.allocate(batch.num_rows, rows.max_splits())
         shape = (batch.num_rows, len(hidden_layers), self.config.hidden_size)
         features = buffers.hidden.new_empty(shape) if hidden_layers else None
-        self.run(batch.token_ids, rows, kv_cache, buffers, hidden_layers=hidden_layers, features=features, layers=layers)
+        self.run(
+            batch.token_ids, rows, kv_cache, buffers, hidden_layers=hidden_layers, features=features, layers=layers
+        )
         wanted = batch.logits_rows
         logits = torch.empty(len(wanted), self.config.vocab_size, dtype=torch.float32, device=self.device)
         if len(wanted):

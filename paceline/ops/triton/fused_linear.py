@@ -14,6 +14,8 @@ from torch import Tensor
 from paceline.ops.triton.product import product, wait_for_previous_kernel
 from paceline.ops.triton.tiles import ROWS, Tile
 
+SPAN_UNIT = 512  # inputs: parts of K begin at multiples of it, so that a step may be shortened without moving them
+
 
 @triton.jit
 def _add_to_residual(hidden, bias, made, at, ok, outs, out_ok, HAS_BIAS: tl.constexpr):
@@ -73,8 +75,7 @@ def linear_residual(
 ) -> None:
     num_rows, num_in = x.shape
     num_out = weight.shape[0]
-    steps = triton.cdiv(num_in, tile.into)
-    span = triton.cdiv(steps, tile.splits) * tile.into
+    span = num_in if tile.splits == 1 else triton.cdiv(triton.cdiv(num_in, SPAN_UNIT), tile.splits) * SPAN_UNIT
     grid = (triton.cdiv(num_rows, row_tile), triton.cdiv(num_out, tile.out), tile.splits)
     _residual_kernel[grid](
         x, weight, bias if bias is not None else x, hidden, parts, arrivals, num_rows, num_out,

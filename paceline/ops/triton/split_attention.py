@@ -20,8 +20,17 @@ from torch import Tensor
 
 from paceline.ops.triton.product import wait_for_previous_kernel
 
-KEYS = 64  # keys of one step
-SPLIT = 128  # keys of one softmax; part of the arithmetic, so the same for every model and batch
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Part of the arithmetic, so the same for every pass of a model."""
+
+    split: int = 128  # keys of one softmax
+    keys: int = 64  # keys of one product
+    warps: int = 4
+
+
+STEPS = Steps()
 MIN_GROUP = 16  # the smallest side that a tensor core product takes
 MAX_PARTS = 16
 WANTED_PROGRAMS = 264  # two for each multiprocessor of a large GPU
@@ -148,10 +157,9 @@ class AttentionRows:
     block_tables: Tensor  # [requests, max_blocks] int32
     block_size: int
 
-    @property
-    def max_splits(self) -> int:
+    def max_splits(self, steps: Steps = STEPS) -> int:
         # The nodes of a tree have slots in the table too, so no path is longer than the table.
-        return max(1, triton.cdiv(self.block_tables.shape[1] * self.block_size, SPLIT))
+        return max(1, -(-self.block_tables.shape[1] * self.block_size // steps.split))
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,10 +201,11 @@ def split_tree_attention(
     *,
     pdl: bool = False,
     parts: int | None = None,
+    steps: Steps = STEPS,
 ) -> None:
     num_rows, heads, dim = query.shape
     _, num_slots, kv_heads, _ = kv_layer.shape
-    max_splits = rows.max_splits
+    max_splits = rows.max_splits(steps)
     parts = num_parts(num_rows, kv_heads, max_splits) if parts is None else parts
     _attention_kernel[(num_rows, kv_heads, parts)](
         query, kv_layer, out, rows.positions, rows.slots, rows.context_lens, rows.parents, rows.is_node, rows.req_ids,
@@ -204,6 +213,6 @@ def split_tree_attention(
         num_slots, max_splits, window or 0, scale,
         Q_HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_SIZE=rows.block_size,
         GROUP=max(MIN_GROUP, triton.next_power_of_2(heads // kv_heads)), DIM_PAD=max(16, triton.next_power_of_2(dim)),
-        KEYS=KEYS, SPLIT=SPLIT, PARTS=parts, EXACT=query.dtype == torch.float32, PDL=pdl,
-        num_warps=4, enable_fp_fusion=False, launch_pdl=pdl,
+        KEYS=steps.keys, SPLIT=steps.split, PARTS=parts, EXACT=query.dtype == torch.float32, PDL=pdl,
+        num_warps=steps.warps, enable_fp_fusion=False, launch_pdl=pdl,
     )  # fmt: skip

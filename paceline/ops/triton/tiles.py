@@ -47,3 +47,12 @@ def tile_for(num_out: int, num_in: int, dtype: torch.dtype) -> Tile:
     into = min(MAX_INTO, max(16, 1 << (num_in - 1).bit_length())) * 2 // dtype.itemsize
     tile = Tile(out=32 if num_out >= MANY_OUTPUTS else 16, into=max(16, into), warps=2, stages=3)
     return replace(tile, splits=2) if num_in >= 4096 and num_out < MANY_OUTPUTS else tile
+
+
+def widened(tile: Tile, *, normed: bool) -> Tile:
+    """A tile for programs of more than ROWS rows, with the same order of the sum, that fits into shared memory.
+
+    A tensor core product adds 16 inputs at a time from front to back, so the length of a step does not show in the
+    bits. In a normed product it does: the squares are summed column by column of a step. Two warps keep the
+    compiler from taking Hopper's other product instruction, which adds in another order."""
+    return replace(tile, into=tile.into if normed else min(tile.into, 128), warps=2, stages=min(tile.stages, 3))
