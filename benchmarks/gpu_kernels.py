@@ -1,6 +1,6 @@
 """The fused decode kernels on a GPU: do they compute the right thing, the same bits at any batch size, and how fast.
 
-    python benchmarks/gpu_kernels.py [--models 135m,1.5b] [--only parity,bits,graph,kinds,tune] [--pdl off,on]
+    python benchmarks/gpu_kernels.py [--models 135m,1.5b] [--only parity,bits,graph,kinds,tune] [--pdl off,on,prefetch]
     python benchmarks/gpu_kernels.py --tiny --device cpu      # rehearsal in Triton's interpreter, without a GPU
 
 Random weights of SmolLM2-135M's and Qwen2.5-1.5B's shape, context 320. Sections (each goes on when another fails):
@@ -8,7 +8,8 @@ Random weights of SmolLM2-135M's and Qwen2.5-1.5B's shape, context 320. Sections
 - parity: the error of the fused pass and of models/decoder.py in bfloat16, both against float32
 - bits: a row's logits at 1 to 512 rows, as tree nodes and as plain text, in graphs and with larger row tiles
 - graph: one pass with the choice of tokens, captured in a CUDA graph, per (requests x rows of each)
-- kinds: the same pass by kind of kernel, each kind alone in a graph over all layers
+- kinds: microseconds a kernel: each kind alone in a graph over all layers; "-kind" is a layer without that kind,
+  so that `layer` less `-kind` is what the kind takes among the others
 - tune: tiles per weight shape, and the steps of attention (long: ask for it)
 
 The limit is weights and keys over the measured copy bandwidth. Prints tables, then one JSON line.
@@ -38,10 +39,12 @@ from paceline.core.forward import ForwardBatch
 from paceline.models.decoder import Decoder
 from paceline.models.fused_decoder import FusedDecoder, attention_rows, model_tiles
 from paceline.ops.triton.fused_head import RowNoise
+from paceline.ops.triton.product import NO_PDL, PDL, PDL_PREFETCH
 
 CONTEXT = 320
 BUCKETS = [(1, 1), (1, 8), (1, 16), (1, 32), (8, 1), (8, 4), (32, 1), (32, 4), (128, 1), (128, 4)]
 ROW_COUNTS = [1, 2, 4, 8, 16, 64, 128, 512]
+PDL_LEVELS = {"off": NO_PDL, "on": PDL, "prefetch": PDL_PREFETCH}
 SECTIONS = ["parity", "bits", "graph", "kinds", "tune"]
 
 
@@ -75,7 +78,7 @@ class Bench:
         result: dict[str, Any] = {"logits_std": exact.std().item()}
         candidates: list[tuple[str, Any]] = [("decoder", self.base), ("fused", FusedDecoder(self.base))]
         if self.device.type == "cuda":
-            candidates.append(("fused pdl", FusedDecoder(self.base, pdl=True)))
+            candidates.append(("fused pdl", FusedDecoder(self.base, pdl=PDL_LEVELS["prefetch"])))
         for label, decoder in candidates:
             error = (decoder.forward(batch, self.room.kv.clone()).logits - exact).abs()
             result[label] = {"max": error.max().item(), "mean": error.mean().item()}
@@ -130,7 +133,7 @@ class Bench:
             label = f"row tile {row_tile}, two warps in both"
             result[label] = self._tried(partial(self._same_bits, wide, whole_batch, narrow))
         if self.device.type == "cuda":
-            for pdl in (False, True):
+            for pdl in PDL_LEVELS:
                 result[f"graph, pdl {pdl}"] = self._tried(partial(self._graph_bits, whole_batch, whole, pdl))
         for label, same in result.items():
             print(f"  {label:34} {'same bits' if same is True else same}")
@@ -141,8 +144,10 @@ class Bench:
         different = (logits != expected).any(-1)
         return True if not different.any() else f"{int(different.sum())} of {len(logits)} rows differ"
 
-    def _graph_bits(self, batch: ForwardBatch, expected: Tensor, pdl: bool) -> bool:
-        launch, logits = self._launch(FusedDecoder(self.base, pdl=pdl), batch, self.room.kv.clone(), tokens=False)
+    def _graph_bits(self, batch: ForwardBatch, expected: Tensor, pdl: str) -> bool:
+        launch, logits = self._launch(
+            FusedDecoder(self.base, pdl=PDL_LEVELS[pdl]), batch, self.room.kv.clone(), tokens=False
+        )
         graph = capture(launch)
         same = True
         for _ in range(20):  # a race would show now and then
@@ -185,7 +190,7 @@ class Bench:
 
     def graph(self) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        variants = [("pdl " + pdl, {"pdl": pdl == "on"}) for pdl in self.args.pdl]
+        variants = [("pdl " + pdl, {"pdl": PDL_LEVELS[pdl]}) for pdl in self.args.pdl]
         if not self.tiny:
             variants.append(("row tile 64", {"row_tile": 64}))
         print("  " + f"{'ms per replay':14}" + "".join(f"{label:>13}" for label, _ in variants) + f"{'limit':>13}")
@@ -215,7 +220,7 @@ class Bench:
         for pdl in self.args.pdl:
             for bucket in buckets:
                 batch = self.batch(*bucket)
-                fused = FusedDecoder(self.base, pdl=pdl == "on")
+                fused = FusedDecoder(self.base, pdl=PDL_LEVELS[pdl])
                 cells = {}
                 for kind, (launch, count) in kind_launches(fused, batch, self.room.kv, self._noise(batch, 0.0)).items():
                     try:
@@ -224,9 +229,9 @@ class Bench:
                         traceback.print_exc()
                 result["{}x{} pdl {}".format(*bucket, pdl)] = cells
                 if len(result) == 1:
-                    print("  " + f"{'us per kernel':16}" + "".join(f"{kind:>13}" for kind in cells))
-                figures = "".join(f"{value:13.2f}" for value in cells.values())
-                print(f"  {'{}x{} pdl {}'.format(*bucket, pdl):16}{figures}", flush=True)
+                    print("  " + f"{'us per kernel':20}" + "".join(f"{kind:>11}" for kind in cells))
+                figures = "".join(f"{value:11.2f}" for value in cells.values())
+                print(f"  {'{}x{} pdl {}'.format(*bucket, pdl):20}{figures}", flush=True)
         return result
 
     # tune
@@ -246,7 +251,7 @@ def main() -> None:
     parser.add_argument("--only", default="parity,bits,graph,kinds", help=f"of {','.join(SECTIONS)}")
     parser.add_argument("--tune", action="store_true", help="the section tune as well")
     parser.add_argument("--shapes", default="", help="tune: only these of qkv,output,gate_up,down,head")
-    parser.add_argument("--pdl", default="off,on")
+    parser.add_argument("--pdl", default=",".join(PDL_LEVELS))
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", default="", help="a file for the JSON line as well")
     parser.add_argument("--tiny", action="store_true", help="a tiny model in float32, for a rehearsal without a GPU")

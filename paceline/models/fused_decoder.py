@@ -23,6 +23,7 @@ from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_logit
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
 from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
+from paceline.ops.triton.product import NO_PDL
 from paceline.ops.triton.rms_norm import rms_norm
 from paceline.ops.triton.split_attention import AttentionRows, AttentionScratch, split_tree_attention
 from paceline.ops.triton.tiles import ROWS, Tile, tile_for, widened
@@ -70,8 +71,8 @@ def model_tiles(decoder: Decoder) -> Tiles:
 class FusedDecoder:
     batch_invariant = True
 
-    def __init__(self, base: Decoder, *, pdl: bool = False, row_tile: int = ROWS, tiles: Tiles | None = None) -> None:
-        """`pdl`: programmatic dependent launch (Hopper and later)."""
+    def __init__(self, base: Decoder, *, pdl: int = NO_PDL, row_tile: int = ROWS, tiles: Tiles | None = None) -> None:
+        """`pdl`: programmatic dependent launch, see ops/triton/product.py."""
         config = base.config
         self.base, self.config, self.dtype, self.device = base, config, base.dtype, base.device
         self.pdl, self.row_tile = pdl, row_tile

@@ -5,7 +5,7 @@ takes the best of those, the lowest id where scores tie. A row with a temperatur
 and position, as in ops/random.py. NaN counts as infinity, so that a row that cannot be sampled shows in its score.
 """
 
-# mypy: disable-error-code="import-untyped, import-not-found, untyped-decorator, no-untyped-def"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.ops.random import Purpose
 from paceline.ops.triton.noise import gumbel, keyed_uniform, noise_key
-from paceline.ops.triton.product import norm_mode, product, wait_for_previous_kernel
+from paceline.ops.triton.product import NO_PDL, norm_mode, prefetch_weights, product, wait_for_previous_kernel
 from paceline.ops.triton.tiles import ROWS, Tile
 
 
@@ -33,11 +33,12 @@ def _head_kernel(
     K: tl.constexpr, PICK: tl.constexpr, NOISE: tl.constexpr, PURPOSE: tl.constexpr, NORM: tl.constexpr,
     EXACT: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    wait_for_previous_kernel(PDL)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row_ok = rows < num_rows
     outs = tl.program_id(1) * OUT + tl.arange(0, OUT)
     out_ok = outs < vocab
+    prefetch_weights(weight, outs, vocab, 0, K, K, OUT, PDL)
+    wait_for_previous_kernel(PDL)
     x_rows = tl.load(wanted + rows, mask=row_ok, other=0)
     made = product(x, x_rows, row_ok, norm, eps, weight, outs, out_ok, 0, K, K, ROWS, OUT, IN, NORM, EXACT)
     if PICK:
@@ -82,7 +83,7 @@ def norm_head_logits(
     eps: float,
     tile: Tile,
     *,
-    pdl: bool = False,
+    pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
     num_rows, (vocab, num_in) = wanted.shape[0], weight.shape
@@ -91,7 +92,7 @@ def norm_head_logits(
         x, wanted, norm, weight, logits, x, x, x, x, x, num_rows, vocab, eps,
         K=num_in, PICK=False, NOISE=False, PURPOSE=0, NORM=norm_mode(x.dtype), EXACT=x.dtype == torch.float32,
         ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
-        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl,
+        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip
 
 
@@ -108,7 +109,7 @@ def norm_head_tokens(
     eps: float,
     tile: Tile,
     *,
-    pdl: bool = False,
+    pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
     num_rows, (vocab, num_in) = wanted.shape[0], weight.shape
@@ -119,13 +120,13 @@ def norm_head_tokens(
         noise.positions if noise is not None else x, num_rows, vocab, eps,
         K=num_in, PICK=True, NOISE=noise is not None, PURPOSE=int(Purpose.SAMPLE), NORM=norm_mode(x.dtype),
         EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
-        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl,
+        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip
     _pick_kernel[(num_rows,)](
         scores, ids, tokens, token_scores, num_tiles, TILES=triton.next_power_of_2(num_tiles), PDL=pdl,
-        num_warps=4, enable_fp_fusion=False, launch_pdl=pdl,
+        num_warps=4, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip
 
 
 def head_tiles(vocab: int, tile: Tile) -> int:
-    return triton.cdiv(vocab, tile.out)
+    return -(-vocab // tile.out)

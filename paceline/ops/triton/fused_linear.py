@@ -4,14 +4,14 @@ Where the weight has too few outputs to fill the GPU, several programs share a s
 the one that finishes last adds the parts in order. Who was last does not show in the bits.
 """
 
-# mypy: disable-error-code="import-untyped, import-not-found, untyped-decorator, no-untyped-def"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.ops.triton.product import product, wait_for_previous_kernel
+from paceline.ops.triton.product import NO_PDL, prefetch_weights, product, wait_for_previous_kernel
 from paceline.ops.triton.tiles import ROWS, Tile
 
 SPAN_UNIT = 512  # inputs: parts of K begin at multiples of it, so that a step may be shortened without moving them
@@ -31,13 +31,14 @@ def _residual_kernel(
     K: tl.constexpr, SPAN: tl.constexpr, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr, EXACT: tl.constexpr,
     ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    wait_for_previous_kernel(PDL)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     outs = tl.program_id(1) * OUT + tl.arange(0, OUT)
     row_ok, out_ok = rows < num_rows, outs < num_out
     ok = row_ok[:, None] & out_ok[None, :]
     at = rows.to(tl.int64)[:, None] * num_out + outs[None, :]
     begin = tl.program_id(2) * SPAN
+    prefetch_weights(weight, outs, num_out, begin, K, SPAN, OUT, PDL)
+    wait_for_previous_kernel(PDL)
     made = product(x, rows, row_ok, x, 0.0, weight, outs, out_ok, begin, K, SPAN, ROWS, OUT, IN, 0, EXACT)
     if SPLITS == 1:
         _add_to_residual(hidden, bias, made, at, ok, outs, out_ok, HAS_BIAS)
@@ -70,7 +71,7 @@ def linear_residual(
     arrivals: Tensor,
     tile: Tile,
     *,
-    pdl: bool = False,
+    pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
     num_rows, num_in = x.shape
@@ -81,5 +82,5 @@ def linear_residual(
         x, weight, bias if bias is not None else x, hidden, parts, arrivals, num_rows, num_out,
         K=num_in, SPAN=span, SPLITS=tile.splits, HAS_BIAS=bias is not None, EXACT=x.dtype == torch.float32,
         ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
-        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl,
+        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

@@ -4,7 +4,7 @@ A program makes pairs of outputs of one head: RoPE turns dimension i together wi
 alternate between the two halves. With a norm on q and k a program takes a whole head.
 """
 
-# mypy: disable-error-code="import-untyped, import-not-found, untyped-decorator, no-untyped-def"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.ops.triton.product import norm_mode, product, wait_for_previous_kernel
+from paceline.ops.triton.product import NO_PDL, norm_mode, prefetch_weights, product, wait_for_previous_kernel
 from paceline.ops.triton.tiles import ROWS, Tile
 
 
@@ -31,7 +31,6 @@ def _qkv_kernel(
     HAS_BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, NORM: tl.constexpr, EXACT: tl.constexpr,
     ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    wait_for_previous_kernel(PDL)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row_ok = rows < num_rows
     half: tl.constexpr = DIM // 2
@@ -41,6 +40,8 @@ def _qkv_kernel(
     column_pairs = tile * (OUT // 2) + columns // 2
     outs = head * DIM + column_pairs + (columns % 2) * half  # first half, second half, first half, ...
     out_ok = column_pairs < half
+    prefetch_weights(weight, outs, (Q_HEADS + 2 * KV_HEADS) * DIM, 0, K, K, OUT, PDL)
+    wait_for_previous_kernel(PDL)
     dtype = x.dtype.element_ty
     made = product(x, rows, row_ok, norm, eps, weight, outs, out_ok, 0, K, K, ROWS, OUT, IN, NORM, EXACT)
     if HAS_BIAS:
@@ -98,7 +99,7 @@ def norm_qkv_rope(
     eps: float,
     tile: Tile,
     *,
-    pdl: bool = False,
+    pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
     num_rows, num_in = x.shape
@@ -111,5 +112,5 @@ def norm_qkv_rope(
         K=num_in, Q_HEADS=heads.num_q, KV_HEADS=heads.num_kv, DIM=heads.dim,
         HAS_BIAS=bias is not None, HEAD_NORM=head_norms is not None, NORM=norm_mode(x.dtype),
         EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=out, IN=tile.into, PDL=pdl,
-        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl,
+        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

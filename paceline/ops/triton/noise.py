@@ -1,6 +1,6 @@
 """The keyed noise of ops/random.py inside a kernel: the same 64-bit keys, the same uniform numbers, bit for bit."""
 
-# mypy: disable-error-code="import-untyped, import-not-found, untyped-decorator, no-untyped-def"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
 
 import triton
 import triton.language as tl

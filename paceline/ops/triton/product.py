@@ -5,13 +5,17 @@ to the row itself before the product, which reads it twice and rounds as `refere
 float16, whose range the unscaled row may leave.
 """
 
-# mypy: disable-error-code="import-untyped, import-not-found, untyped-decorator, no-untyped-def"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
 
 import torch
 import triton
 import triton.language as tl
 
 NO_NORM, SCALE_LAST, SCALE_FIRST = 0, 1, 2
+
+# Programmatic dependent launch (Hopper and later): a kernel's programs start while the previous kernel still runs and
+# wait for it before they read what it wrote; with PDL_PREFETCH they ask for their weights before they wait.
+NO_PDL, PDL, PDL_PREFETCH = 0, 1, 2
 
 
 def norm_mode(dtype: torch.dtype) -> int:
@@ -63,6 +67,22 @@ def product(
 @triton.jit
 def wait_for_previous_kernel(PDL: tl.constexpr):
     """With programmatic dependent launch: let the next kernel start, and wait for what the previous one wrote."""
-    if PDL:
+    if PDL > 0:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def prefetch_weights(
+    weight, outs, num_out, begin, K: tl.constexpr, SPAN: tl.constexpr, OUT: tl.constexpr, PDL: tl.constexpr
+):
+    """Ask for rows `outs` of the weight, inputs [begin, begin + SPAN), to be brought into the L2 cache."""
+    if PDL == 2:
+        line: tl.constexpr = 128 // (weight.dtype.element_ty.primitive_bitwidth // 8)  # inputs of a cache line
+        lines: tl.constexpr = triton.next_power_of_2((SPAN + line - 1) // line)
+        at = tl.minimum(begin + tl.arange(0, lines) * line, K - 1)
+        rows = tl.minimum(outs, num_out - 1).to(tl.int64)
+        addresses = (weight + rows[:, None] * K + at[None, :]).to(tl.int64, bitcast=True)
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1
+        )

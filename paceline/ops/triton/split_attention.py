@@ -9,7 +9,7 @@ With several programs a row (PARTS) the last one to finish merges what all of th
 nothing to leave.
 """
 
-# mypy: disable-error-code="import-untyped, import-not-found, untyped-decorator, no-untyped-def"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.ops.triton.product import wait_for_previous_kernel
+from paceline.ops.triton.product import NO_PDL, wait_for_previous_kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ def split_tree_attention(
     window: int | None,
     scale: float,
     *,
-    pdl: bool = False,
+    pdl: int = NO_PDL,
     parts: int | None = None,
     steps: Steps = STEPS,
 ) -> None:
@@ -214,5 +214,5 @@ def split_tree_attention(
         Q_HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_SIZE=rows.block_size,
         GROUP=max(MIN_GROUP, triton.next_power_of_2(heads // kv_heads)), DIM_PAD=max(16, triton.next_power_of_2(dim)),
         KEYS=steps.keys, SPLIT=steps.split, PARTS=parts, EXACT=query.dtype == torch.float32, PDL=pdl,
-        num_warps=steps.warps, enable_fp_fusion=False, launch_pdl=pdl,
+        num_warps=steps.warps, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip
