@@ -67,7 +67,7 @@ class Decoder:
         self.head = Linear(self.embedding if config.tie_word_embeddings else self._tensor(HEAD), None)
         del self._weights  # converted copies are all we need
         cos, sin = rope_tables(config)
-        self._cos, self._sin = cos.to(self.device), sin.to(self.device)  # [max_position, head_dim / 2]
+        self.cos, self.sin = cos.to(self.device), sin.to(self.device)  # [max_position, head_dim / 2]
 
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         """Rows of the embedding, or of the head, in float32: [len(ids), hidden]"""
@@ -84,9 +84,9 @@ class Decoder:
         layers: Sequence[int] | None = None,
     ) -> ForwardOutput:
         """One pass. `layers` runs only these (self-speculation); the stream passes the others unchanged."""
-        active = self._active_layers(layers, hidden_layers)
+        active = self.active_layers(layers, hidden_layers)
         positions = batch.positions.long()
-        cos, sin = self._cos[positions], self._sin[positions]  # [rows, head_dim / 2]
+        cos, sin = self.cos[positions], self.sin[positions]  # [rows, head_dim / 2]
         plan = self._kernels.plan(batch)
         hidden = self.embedding[batch.token_ids.long()]  # [rows, hidden]
         kept: dict[int, Tensor] = {}
@@ -138,7 +138,7 @@ class Decoder:
     def _linear(self, x: Tensor, linear: Linear) -> Tensor:
         return self._kernels.linear(x, linear.weight, linear.bias)
 
-    def _active_layers(self, layers: Sequence[int] | None, hidden_layers: Sequence[int]) -> frozenset[int]:
+    def active_layers(self, layers: Sequence[int] | None, hidden_layers: Sequence[int]) -> frozenset[int]:
         num_layers = self.config.num_layers
         bad = [i for i in layers or () if not 0 <= i < num_layers]
         if bad:

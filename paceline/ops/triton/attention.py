@@ -5,7 +5,7 @@ at that depth, found by climbing `parents`. Blocks of keys are counted from key 
 front to back. So a tree node and the same token in plain text do the same arithmetic on the same numbers: same bits.
 """
 
-# mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
 
 import torch
 import triton

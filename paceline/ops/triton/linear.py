@@ -4,7 +4,7 @@ Libraries choose another kernel, tile or split of the sum as the number of rows 
 one row or at thousands, runs the same program: the whole of K from the front to the back into one accumulator.
 """
 
-# mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
 
 import torch
 import triton

@@ -1,6 +1,6 @@
 """RMSNorm, one program per row: the sum over a row has one shape, whatever the number of rows."""
 
-# mypy: disable-error-code="import-not-found, untyped-decorator, no-untyped-def"
+# mypy: disable-error-code="untyped-decorator, no-untyped-def"
 
 import torch
 import triton

@@ -1,0 +1,262 @@
+"""Time by kind of kernel, and the search for good tiles, for benchmarks/gpu_kernels.py."""
+
+import itertools
+import multiprocessing
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from gpu_kernels_setup import Clock
+from torch import Tensor
+
+from paceline.core.forward import ForwardBatch
+from paceline.models.decoder import Decoder
+from paceline.models.fused_decoder import FusedDecoder, attention_rows
+from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_tokens
+from paceline.ops.triton.fused_linear import linear_residual, split_sizes
+from paceline.ops.triton.fused_mlp import norm_gate_up_silu
+from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
+from paceline.ops.triton.split_attention import AttentionScratch, Steps, split_tree_attention
+from paceline.ops.triton.tiles import Tile
+
+Launch = Callable[[], None]
+SHARED_BYTES = 220_000  # of a Hopper multiprocessor
+BYTES_IN_TURN = 150_000_000  # weights of one timing: more than the L2 cache keeps
+
+
+def kind_launches(
+    fused: FusedDecoder, batch: ForwardBatch, kv: Tensor, noise: RowNoise
+) -> dict[str, tuple[Launch, int]]:
+    """Kind -> (a launch of that kind alone in all layers, or of all but that kind, how many kernels it stands for)."""
+    rows = attention_rows(batch)
+    buffers = fused.allocate(batch.num_rows, rows.max_splits())
+    num_layers = fused.config.num_layers
+    fused.run(batch.token_ids, rows, kv, buffers)
+    layer_kinds: dict[str, Callable[[int], None]] = {
+        "qkv": lambda i: fused.launch_qkv(i, rows, kv[i], buffers),
+        "attention": lambda i: fused.launch_attention(i, rows, kv[i], buffers),
+        "output": lambda i: fused.launch_output(i, buffers),
+        "gate_up": lambda i: fused.launch_gate_up(i, buffers),
+        "down": lambda i: fused.launch_down(i, buffers),
+    }
+
+    def all_layers(kinds: list[str]) -> Launch:
+        def launch() -> None:
+            for i in range(num_layers):
+                for kind in kinds:
+                    layer_kinds[kind](i)
+
+        return launch
+
+    launches: dict[str, tuple[Launch, int]] = {kind: (all_layers([kind]), num_layers) for kind in layer_kinds}
+    for left_out in layer_kinds:
+        others = [kind for kind in layer_kinds if kind != left_out]
+        launches[f"-{left_out}"] = (all_layers(others), num_layers)
+    launches["layer"] = (all_layers(list(layer_kinds)), num_layers)
+    launches["tokens"] = (lambda: fused.write_tokens(batch.logits_rows, noise, buffers), 1)
+    launches["greedy"] = (lambda: fused.write_tokens(batch.logits_rows, None, buffers), 1)
+    return launches
+
+
+@dataclass(frozen=True)
+class Product:
+    """A kind of product with a weight's shape, for the search."""
+
+    kind: str
+    num_out: int
+    num_in: int
+    heads: Heads
+    has_bias: bool
+    device: str
+    dtype: torch.dtype
+
+
+def products_of(base: Decoder) -> list[Product]:
+    layer, config = base.layers[0], base.config
+    heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+    linears = {
+        "qkv": layer.qkv,
+        "output": layer.output,
+        "gate_up": layer.gate_up,
+        "down": layer.down,
+        "head": base.head,
+    }
+    return [
+        Product(
+            kind,
+            num_out=linear.weight.shape[0],
+            num_in=linear.weight.shape[1],
+            heads=heads,
+            has_bias=linear.bias is not None,
+            device=str(base.device),
+            dtype=base.dtype,
+        )
+        for kind, linear in linears.items()
+    ]
+
+
+def launcher(product: Product, num_rows: int, copies: int) -> Callable[[Tile], Launch]:
+    """A function that gives, for a tile, a launch of the product over `copies` weights."""
+    device, dtype = product.device, product.dtype
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device).to(dtype)
+
+    def ints(count: int) -> Tensor:
+        return torch.arange(count, dtype=torch.int32, device=device)
+
+    weights = [random(product.num_out, product.num_in) * 0.02 for _ in range(copies)]
+    bias = random(product.num_out) if product.has_bias else None
+    x, norm, rows = random(num_rows, product.num_in), random(product.num_in), ints(num_rows)
+    heads = product.heads
+    dim = heads.dim
+
+    def qkv(tile: Tile) -> Launch:
+        cos = torch.ones(64 + num_rows, dim // 2, device=device)
+        query, kv = random(num_rows, heads.num_q, dim), random(2, num_rows, heads.num_kv, dim)
+        return lambda: (
+            [norm_qkv_rope(x, norm, w, bias, None, cos, cos, rows, rows, query, kv, heads, 1e-6, tile) for w in weights]
+            and None
+        )
+
+    def residual(tile: Tile) -> Launch:
+        hidden = torch.zeros(num_rows, product.num_out, dtype=dtype, device=device)
+        num_parts, num_arrivals = split_sizes(num_rows, product.num_out, tile)
+        parts = torch.empty(num_parts, device=device)
+        arrivals = torch.zeros(num_arrivals, dtype=torch.int32, device=device)
+        return lambda: [linear_residual(x, w, bias, hidden, parts, arrivals, tile) for w in weights] and None
+
+    def gate_up(tile: Tile) -> Launch:
+        out = random(num_rows, product.num_out // 2)
+        return lambda: [norm_gate_up_silu(x, norm, w, bias, out, 1e-6, tile) for w in weights] and None
+
+    def head(tile: Tile) -> Launch:
+        shares = head_tiles(product.num_out, tile)
+        scores, ids = torch.empty(num_rows, shares, device=device), ints(num_rows * shares).view(num_rows, shares)
+        best, tokens = torch.empty(num_rows, device=device), ints(num_rows)
+        return lambda: (
+            [norm_head_tokens(x, rows, norm, w, scores, ids, tokens, best, None, 1e-6, tile) for w in weights] and None
+        )
+
+    return {"qkv": qkv, "output": residual, "gate_up": gate_up, "down": residual, "head": head}[product.kind]
+
+
+def candidates(product: Product, quick: bool) -> list[Tile]:
+    if quick:
+        return [Tile(16, 32, 2, 3), Tile(32, 16, 4, 3, splits=2 if product.kind in ("output", "down") else 1)]
+    outs = [32, 64, 128] if product.kind == "head" else [16, 32, 64]
+    intos = [64, 128, 256, 512]
+    splits = [1, 2, 4] if product.kind in ("output", "down") else [1]
+    found = []
+    for out, into, warps, stages, split in itertools.product(outs, intos, [2, 4], [3, 5], splits):
+        fits = (16 + out) * into * product.dtype.itemsize * (stages - 1) < SHARED_BYTES
+        useful = into * split <= 2 * product.num_in and not (split > 1 and out > 16)
+        if fits and useful and out <= product.heads.dim * 2:
+            found.append(Tile(out, into, warps, stages, split))
+    return found
+
+
+def precompile(product: Product, tiles: list[Tile]) -> None:
+    """In a process of its own: launch each tile once, so that the kernel cache on disk has it."""
+    make = launcher(product, 16, 1)
+    for tile in tiles:
+        try:
+            make(tile)()
+        except Exception:  # a tile that does not fit: the timing reports it
+            continue
+    torch.cuda.synchronize()
+
+
+def compile_in_parallel(work: list[tuple[Any, ...]], function: Callable[..., None], workers: int = 12) -> None:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        futures = [pool.submit(function, *arguments) for arguments in work]
+        for future in futures:
+            try:
+                future.result(timeout=200)
+            except Exception:
+                traceback.print_exc()
+
+
+def tune_products(base: Decoder, clock: Clock, only: list[str], *, quick: bool) -> dict[str, Any]:
+    products = [product for product in products_of(base) if not only or product.kind in only]
+    if base.device.type == "cuda":
+        work = [(p, candidates(p, quick)[part::4]) for p in products for part in range(4)]
+        compile_in_parallel(work, precompile)
+    result: dict[str, Any] = {}
+    for product in products:
+        size = product.num_out * product.num_in * product.dtype.itemsize
+        copies = 1 if quick else max(2, min(200, -(-BYTES_IN_TURN // size)))
+        fast_clock = Clock(base.device, replays=4, rounds=3)
+        timed: list[tuple[float, Tile]] = []
+        make, failures = launcher(product, 16, copies), 0
+        for tile in candidates(product, quick):
+            try:
+                timed.append((fast_clock.time_ms(make(tile)) * 1e3 / copies, tile))
+            except Exception as error:
+                failures += 1
+                if failures == 1:
+                    print(f"    {tile}: {type(error).__name__} {str(error)[:120]}")
+        timed.sort(key=lambda pair: pair[0])
+        one_row = launcher(product, 1, copies)
+        print(
+            f"  {product.kind} {product.num_out}x{product.num_in} ({failures} of {failures + len(timed)} tiles failed)"
+        )
+        best = []
+        for took_us, tile in timed[:5]:
+            alone_us = fast_clock.time_ms(one_row(tile)) * 1e3 / copies
+            print(f"    {took_us:8.2f} us at 16 rows, {alone_us:8.2f} us at 1: {tile}", flush=True)
+            best.append({"us": took_us, "us_1_row": alone_us, **asdict(tile)})
+        result[f"{product.kind} {product.num_out}x{product.num_in}"] = best
+        del make, one_row
+    return result
+
+
+def attention_launch(base: Decoder, batch: ForwardBatch, kv: Tensor, steps: Steps, parts: int) -> Launch:
+    config, rows = base.config, attention_rows(batch)
+    heads = (config.num_heads, config.num_kv_heads, config.head_dim)
+    query = torch.randn(batch.num_rows, heads[0], heads[2], device=base.device).to(base.dtype)
+    out = torch.empty_like(query)
+    size = batch.num_rows * heads[0] * rows.max_splits(steps)
+    scratch = AttentionScratch(
+        best=torch.empty(size, device=base.device),
+        total=torch.empty(size, device=base.device),
+        mixed=torch.empty(size * heads[2], device=base.device),
+        arrivals=torch.zeros(batch.num_rows * heads[1], dtype=torch.int32, device=base.device),
+    )
+    scale = heads[2] ** -0.5
+
+    def launch() -> None:
+        for layer in kv:
+            split_tree_attention(query, layer, out, rows, scratch, None, scale, parts=parts, steps=steps)
+
+    return launch
+
+
+def tune_attention(
+    base: Decoder, batches: dict[int, ForwardBatch], kv: Tensor, clock: Clock, *, quick: bool
+) -> dict[str, Any]:
+    sizes = [(64, 32), (64, 64), (128, 32), (128, 64), (128, 128), (256, 64), (256, 128)]
+    options = list(itertools.product(sizes, [2, 4], [1, 2, 4]))
+    if quick:
+        options = [((16, 16), 4, 2), ((32, 16), 4, 1)]
+    fast_clock = Clock(base.device, replays=4, rounds=3)
+    result: dict[str, Any] = {}
+    for num_rows, batch in batches.items():
+        timed = []
+        for (split, keys), warps, parts in options:
+            steps = Steps(split, keys, warps)
+            try:
+                took_ms = fast_clock.time_ms(attention_launch(base, batch, kv, steps, parts))
+                timed.append((took_ms * 1e3 / len(kv), steps, parts))
+            except Exception as error:
+                print(f"    {steps} parts {parts}: {type(error).__name__} {str(error)[:120]}")
+        timed.sort(key=lambda item: item[0])
+        print(f"  attention at {num_rows} rows")
+        for took_us, steps, parts in timed[:8]:
+            print(f"    {took_us:8.2f} us: {steps}, {parts} programs a row and head", flush=True)
+        result[f"{num_rows} rows"] = [{"us": t, "parts": p, **asdict(s)} for t, s, p in timed[:8]]
+    return result

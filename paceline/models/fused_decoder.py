@@ -1,0 +1,236 @@
+"""The decoder of models/decoder.py on the fused Triton kernels: five launches a layer, and bits that do not depend on
+how many rows share the pass.
+
+    fused = FusedDecoder(Decoder(config, weights, dtype=torch.bfloat16, device="cuda"))
+    output = fused.forward(batch, kv_cache)  # as Decoder.forward
+
+For a CUDA graph everything that a pass touches is given by the caller, so nothing is allocated or read on the host:
+
+    buffers = fused.allocate(num_rows, max_splits=rows.max_splits())
+    fused.run(token_ids, rows, kv_cache, buffers)
+    fused.write_tokens(wanted, noise, buffers)  # or fused.write_logits(wanted, logits, buffers)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.core.forward import ForwardBatch, ForwardOutput
+from paceline.models.decoder import Decoder, Linear
+from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_logits, norm_head_tokens
+from paceline.ops.triton.fused_linear import linear_residual, split_sizes
+from paceline.ops.triton.fused_mlp import norm_gate_up_silu
+from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
+from paceline.ops.triton.product import NO_PDL
+from paceline.ops.triton.rms_norm import rms_norm
+from paceline.ops.triton.split_attention import AttentionRows, AttentionScratch, split_tree_attention
+from paceline.ops.triton.tiles import ROWS, Tile, tile_for, widened
+
+
+@dataclass(frozen=True, slots=True)
+class PassBuffers:
+    hidden: Tensor  # [rows, hidden]: the residual stream
+    query: Tensor  # [rows, heads, head_dim]
+    mixed: Tensor  # [rows, heads, head_dim]
+    activation: Tensor  # [rows, intermediate]
+    attention: AttentionScratch
+    parts: Tensor  # float32: sums over parts of K
+    arrivals: Tensor  # int32 zeros: how many of them are there
+    scores: Tensor  # [rows, shares of the vocabulary] float32
+    score_ids: Tensor  # [rows, shares of the vocabulary] int32
+    tokens: Tensor  # [rows] int32: what write_tokens chose
+    token_scores: Tensor  # [rows] float32: not finite where a row cannot be sampled
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    qkv: Tile
+    output: Tile
+    gate_up: Tile
+    down: Tile
+    head: Tile
+
+    def widened(self) -> "Tiles":
+        return Tiles(
+            qkv=widened(self.qkv, normed=True),
+            output=widened(self.output, normed=False),
+            gate_up=widened(self.gate_up, normed=True),
+            down=widened(self.down, normed=False),
+            head=widened(self.head, normed=True),
+        )
+
+
+def model_tiles(decoder: Decoder) -> Tiles:
+    layer = decoder.layers[0]
+    weights = [linear.weight for linear in (layer.qkv, layer.output, layer.gate_up, layer.down, decoder.head)]
+    return Tiles(*(tile_for(weight.shape[0], weight.shape[1], weight.dtype) for weight in weights))
+
+
+class FusedDecoder:
+    batch_invariant = True
+
+    def __init__(self, base: Decoder, *, pdl: int = NO_PDL, row_tile: int = ROWS, tiles: Tiles | None = None) -> None:
+        """`pdl`: programmatic dependent launch, see ops/triton/product.py."""
+        config = base.config
+        self.base, self.config, self.dtype, self.device = base, config, base.dtype, base.device
+        self.pdl, self.row_tile = pdl, row_tile
+        self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
+        self.tiles = tiles or model_tiles(base)
+        if row_tile > ROWS:
+            self.tiles = self.tiles.widened()
+        self._head_norms = [
+            torch.stack([layer.q_norm, layer.k_norm]) if layer.q_norm is not None and layer.k_norm is not None else None
+            for layer in base.layers
+        ]
+
+    def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
+        return self.base.vocabulary_rows(ids, head=head)
+
+    def allocate(self, num_rows: int, max_splits: int) -> PassBuffers:
+        """Room for a pass of `num_rows` rows over contexts of up to `max_splits` (AttentionRows.max_splits)."""
+        config, device, dtype = self.config, self.device, self.dtype
+        heads, tiles = self.heads, self.tiles
+        splits = [split_sizes(num_rows, config.hidden_size, tile) for tile in (tiles.output, tiles.down)]
+        shares = head_tiles(config.vocab_size, tiles.head)
+
+        def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        return PassBuffers(
+            hidden=empty(num_rows, config.hidden_size),
+            query=empty(num_rows, heads.num_q, heads.dim),
+            mixed=empty(num_rows, heads.num_q, heads.dim),
+            activation=empty(num_rows, config.intermediate_size),
+            attention=AttentionScratch.allocate(num_rows, heads.num_q, heads.num_kv, heads.dim, max_splits, device),
+            parts=empty(max(parts for parts, _ in splits), dtype=torch.float32),
+            arrivals=torch.zeros(max(count for _, count in splits), dtype=torch.int32, device=device),
+            scores=empty(num_rows, shares, dtype=torch.float32),
+            score_ids=empty(num_rows, shares, dtype=torch.int32),
+            tokens=empty(num_rows, dtype=torch.int32),
+            token_scores=empty(num_rows, dtype=torch.float32),
+        )
+
+    @torch.no_grad()
+    def run(
+        self,
+        token_ids: Tensor,  # [rows] int32
+        rows: AttentionRows,
+        kv_cache: Tensor,  # [layers, 2, slots, kv_heads, head_dim]
+        buffers: PassBuffers,
+        *,
+        hidden_layers: Sequence[int] = (),
+        features: Tensor | None = None,  # [rows, len(hidden_layers), hidden]: written
+        layers: Sequence[int] | None = None,
+    ) -> None:
+        """One pass up to the last layer; `buffers.hidden` has what leaves it. Static shapes, no host reads."""
+        active = self.base.active_layers(layers, hidden_layers)
+        hidden = buffers.hidden
+        torch.index_select(self.base.embedding, 0, token_ids, out=hidden)
+        for i in range(self.config.num_layers):
+            self._keep(i, hidden, hidden_layers, features)
+            if i in active:
+                self._run_layer(i, rows, kv_cache[i], buffers)
+        last = self.config.num_layers
+        self._keep(last, hidden, hidden_layers, features)
+        if last + 1 in hidden_layers:
+            normed = rms_norm(hidden, self.base.final_norm, self.config.rms_norm_eps)
+            self._keep(last + 1, normed, hidden_layers, features)
+
+    def _run_layer(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
+        self.launch_qkv(i, rows, kv_layer, buffers)
+        self.launch_attention(i, rows, kv_layer, buffers)
+        self.launch_output(i, buffers)
+        self.launch_gate_up(i, buffers)
+        self.launch_down(i, buffers)
+
+    def launch_qkv(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
+        base, layer = self.base, self.base.layers[i]
+        norm_qkv_rope(
+            buffers.hidden, layer.input_norm, layer.qkv.weight, layer.qkv.bias, self._head_norms[i], base.cos, base.sin,
+            rows.positions, rows.slots, buffers.query, kv_layer, self.heads, self.config.rms_norm_eps, self.tiles.qkv,
+            pdl=self.pdl, row_tile=self.row_tile,
+        )  # fmt: skip
+
+    def launch_attention(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
+        window, scale = self.config.window(i), self.config.head_dim**-0.5
+        split_tree_attention(
+            buffers.query, kv_layer, buffers.mixed, rows, buffers.attention, window, scale, pdl=self.pdl
+        )
+
+    def launch_output(self, i: int, buffers: PassBuffers) -> None:
+        self._add(buffers.mixed.flatten(1), self.base.layers[i].output, self.tiles.output, buffers)
+
+    def launch_gate_up(self, i: int, buffers: PassBuffers) -> None:
+        layer = self.base.layers[i]
+        norm_gate_up_silu(
+            buffers.hidden, layer.mlp_norm, layer.gate_up.weight, layer.gate_up.bias, buffers.activation,
+            self.config.rms_norm_eps, self.tiles.gate_up, pdl=self.pdl, row_tile=self.row_tile,
+        )  # fmt: skip
+
+    def launch_down(self, i: int, buffers: PassBuffers) -> None:
+        self._add(buffers.activation, self.base.layers[i].down, self.tiles.down, buffers)
+
+    def _add(self, x: Tensor, linear: Linear, tile: Tile, buffers: PassBuffers) -> None:
+        linear_residual(
+            x, linear.weight, linear.bias, buffers.hidden, buffers.parts, buffers.arrivals, tile,
+            pdl=self.pdl, row_tile=self.row_tile,
+        )  # fmt: skip
+
+    def _keep(self, i: int, hidden: Tensor, hidden_layers: Sequence[int], features: Tensor | None) -> None:
+        if features is not None:
+            for place, wanted in enumerate(hidden_layers):
+                if wanted == i:
+                    features[:, place].copy_(hidden)
+
+    def write_logits(self, wanted: Tensor, logits: Tensor, buffers: PassBuffers) -> None:
+        """Logits [len(wanted), vocab] float32 of these rows, after `run`."""
+        norm_head_logits(
+            buffers.hidden, wanted, self.base.final_norm, self.base.head.weight, logits, self.config.rms_norm_eps,
+            self.tiles.head, pdl=self.pdl, row_tile=self.row_tile,
+        )  # fmt: skip
+
+    def write_tokens(self, wanted: Tensor, noise: RowNoise | None, buffers: PassBuffers) -> None:
+        """`buffers.tokens[: len(wanted)]`: the token of each of these rows, after `run`, without logits in memory."""
+        norm_head_tokens(
+            buffers.hidden, wanted, self.base.final_norm, self.base.head.weight, buffers.scores, buffers.score_ids,
+            buffers.tokens, buffers.token_scores, noise, self.config.rms_norm_eps, self.tiles.head,
+            pdl=self.pdl, row_tile=self.row_tile,
+        )  # fmt: skip
+
+    @torch.no_grad()
+    def forward(
+        self,
+        batch: ForwardBatch,
+        kv_cache: Tensor,
+        *,
+        hidden_layers: Sequence[int] = (),
+        layers: Sequence[int] | None = None,
+    ) -> ForwardOutput:
+        """One pass with room of its own, as Decoder.forward."""
+        rows = attention_rows(batch)
+        buffers = self.allocate(batch.num_rows, rows.max_splits())
+        shape = (batch.num_rows, len(hidden_layers), self.config.hidden_size)
+        features = buffers.hidden.new_empty(shape) if hidden_layers else None
+        self.run(
+            batch.token_ids, rows, kv_cache, buffers, hidden_layers=hidden_layers, features=features, layers=layers
+        )
+        wanted = batch.logits_rows
+        logits = torch.empty(len(wanted), self.config.vocab_size, dtype=torch.float32, device=self.device)
+        if len(wanted):
+            self.write_logits(wanted, logits, buffers)
+        return ForwardOutput(logits, features)
+
+
+def attention_rows(batch: ForwardBatch) -> AttentionRows:
+    return AttentionRows(
+        positions=batch.positions,
+        slots=batch.slot_mapping,
+        context_lens=batch.context_lens,
+        parents=batch.parents,
+        is_node=batch.is_node,
+        req_ids=batch.req_ids,
+        block_tables=batch.block_tables,
+        block_size=batch.block_size,
+    )

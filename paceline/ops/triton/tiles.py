@@ -1,0 +1,58 @@
+"""How a product is cut into programs: one fixed choice per weight shape, whatever the number of rows.
+
+The bits of an output follow from the order in which its sum over K is made. That order is set by the tile below, and
+the tile is looked up by the weight's shape alone, so a row gets the same bits at 1 row and at 512.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+ROWS = 16  # rows of a tile: the least that a tensor core product takes, and all that decoding needs
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    out: int  # outputs of a program
+    into: int  # inputs of one step of its loop over K
+    warps: int
+    stages: int  # loads in flight
+    splits: int = 1  # programs that share K; their sums are added in order
+
+
+# (outputs, inputs) of a 16-bit weight -> the fastest tile found on one H200
+MEASURED: dict[tuple[int, int], Tile] = {
+    # SmolLM2-135M: qkv, output, gate and up, down, head
+    (960, 576): Tile(16, 256, 2, 5),
+    (576, 576): Tile(16, 256, 2, 3),
+    (3072, 576): Tile(32, 64, 4, 5),
+    (576, 1536): Tile(16, 512, 2, 3),
+    (49152, 576): Tile(64, 64, 2, 3),
+    # Qwen2.5-1.5B
+    (2048, 1536): Tile(16, 256, 2, 5),
+    (1536, 1536): Tile(16, 256, 2, 5),
+    (17920, 1536): Tile(32, 64, 2, 5),
+    (1536, 8960): Tile(16, 512, 2, 5, splits=2),
+    (151936, 1536): Tile(32, 256, 2, 3),
+}
+
+MANY_OUTPUTS = 8192  # from here on 32 outputs a program still give every multiprocessor of a large GPU two programs
+MAX_INTO = 256  # inputs of a step: 16 + 32 rows of them, three stages deep, fit into shared memory
+
+
+def tile_for(num_out: int, num_in: int, dtype: torch.dtype) -> Tile:
+    """The tile of a weight [num_out, num_in]. A function of these alone."""
+    if dtype.itemsize == 2 and (num_out, num_in) in MEASURED:
+        return MEASURED[num_out, num_in]
+    into = min(MAX_INTO, max(16, 1 << (num_in - 1).bit_length())) * 2 // dtype.itemsize
+    tile = Tile(out=32 if num_out >= MANY_OUTPUTS else 16, into=max(16, into), warps=2, stages=3)
+    return replace(tile, splits=2) if num_in >= 4096 and num_out < MANY_OUTPUTS else tile
+
+
+def widened(tile: Tile, *, normed: bool) -> Tile:
+    """A tile for programs of more than ROWS rows, with the same order of the sum, that fits into shared memory.
+
+    A tensor core product adds 16 inputs at a time from front to back, so the length of a step does not show in the
+    bits. In a normed product it does: the squares are summed column by column of a step. Two warps keep the
+    compiler from taking Hopper's other product instruction, which adds in another order."""
+    return replace(tile, into=tile.into if normed else min(tile.into, 128), warps=2, stages=min(tile.stages, 3))

@@ -1,0 +1,298 @@
+"""What the fused Triton kernels must hold, at small sizes. Run by test_triton_fused.py in a process of its own: in
+Triton's interpreter on a CPU (float32 and float16; it has no arithmetic for bfloat16), or on a GPU.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.core.tree import DraftTree
+from paceline.models.config import config_from_dict
+from paceline.models.decoder import Decoder
+from paceline.models.fused_decoder import FusedDecoder, attention_rows
+from paceline.ops import fused_reference, reference
+from paceline.ops.random import Purpose, keyed_uniform, noise_key
+from paceline.ops.triton import noise as triton_noise
+from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_logits, norm_head_tokens
+from paceline.ops.triton.fused_linear import linear_residual, split_sizes
+from paceline.ops.triton.fused_mlp import norm_gate_up_silu
+from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
+from paceline.ops.triton.split_attention import AttentionScratch, Steps, split_tree_attention
+from paceline.ops.triton.tiles import Tile
+from tests.forward_batches import Pool, Rows
+from tests.models.small_models import hf_config_dict, random_weights
+
+INTERPRETED = triton.knobs.runtime.interpret
+DEVICE = "cpu" if INTERPRETED else "cuda"
+DTYPES = [torch.float32, torch.float16] if INTERPRETED else [torch.float32, torch.float16, torch.bfloat16]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # relative to the largest output
+COMPANIES = [1, 2, 16, 17, 33]
+HIDDEN, OUTPUTS, EPS = 80, 48, 1e-5
+TILE = Tile(out=16, into=32, warps=2, stages=3)
+HEADS = Heads(num_q=3, num_kv=1, dim=16)
+TREE = DraftTree([3, 4, 5, 6, 7, 8, 9], [-1, 0, 0, -1, 3, 2, 4])
+
+
+def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def ints(values: list[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+def assert_close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    worst = (found.float() - expected.float()).abs().max().item()
+    assert worst <= TOLERANCE[dtype] * max(1.0, expected.float().abs().max().item())
+
+
+# One function per kernel: rows of x -> everything that the kernel writes for them.
+
+
+def run_qkv(x: Tensor, *, bias: bool = True, head_norm: bool = False) -> Tensor:
+    num_rows, dtype = len(x), x.dtype
+    query = torch.zeros(num_rows, HEADS.num_q, HEADS.dim, dtype=dtype, device=DEVICE)
+    kv = torch.zeros(2, 2 * num_rows, HEADS.num_kv, HEADS.dim, dtype=dtype, device=DEVICE)
+    arguments = qkv_arguments(num_rows, dtype, bias, head_norm)
+    norm_qkv_rope(x, *arguments, query, kv, HEADS, EPS, TILE)
+    own = kv[:, arguments[-1].long()]
+    assert kv.count_nonzero() == own.count_nonzero(), "a slot of nobody was written"
+    return torch.cat([query.flatten(1), own[0].flatten(1), own[1].flatten(1)], dim=1)
+
+
+def qkv_arguments(num_rows: int, dtype: torch.dtype, bias: bool, head_norm: bool) -> tuple[Tensor, ...]:
+    size = (HEADS.num_q + 2 * HEADS.num_kv) * HEADS.dim
+    angles = random(50, HEADS.dim // 2, seed=5)
+    return (
+        1.0 + 0.2 * random(HIDDEN, seed=1, dtype=dtype),
+        random(size, HIDDEN, seed=2, dtype=dtype),
+        random(size, seed=3, dtype=dtype) if bias else None,
+        1.0 + 0.2 * random(2, HEADS.dim, seed=4, dtype=dtype) if head_norm else None,
+        angles.cos(),
+        angles.sin(),
+        ints([7 + row % 5 if row < num_rows - 1 else 9 for row in range(num_rows)]),
+        ints([2 * num_rows - 1 - 2 * row for row in range(num_rows)]),
+    )  # type: ignore[return-value]
+
+
+def run_residual(x: Tensor, *, splits: int = 1, bias: bool = True) -> Tensor:
+    tile = Tile(16, 32, 2, 3, splits)
+    num_parts, num_arrivals = split_sizes(len(x), OUTPUTS, tile)
+    parts = torch.full((num_parts,), torch.nan, device=DEVICE)
+    arrivals = torch.zeros(num_arrivals, dtype=torch.int32, device=DEVICE)
+    hidden = x[:, :OUTPUTS].clone()
+    weight = random(OUTPUTS, x.shape[1], seed=6, dtype=x.dtype)
+    bias_row = random(OUTPUTS, seed=7, dtype=x.dtype) if bias else None
+    linear_residual(x, weight, bias_row, hidden, parts, arrivals, tile)
+    assert not arrivals.any(), "the counters are not ready for the next pass"
+    return hidden
+
+
+def run_gate_up(x: Tensor, *, bias: bool = True) -> Tensor:
+    out = torch.zeros(len(x), OUTPUTS // 2, dtype=x.dtype, device=DEVICE)
+    norm_gate_up_silu(x, *gate_up_arguments(x.dtype, bias), out, EPS, TILE)
+    return out
+
+
+def gate_up_arguments(dtype: torch.dtype, bias: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    return (
+        1.0 + 0.2 * random(HIDDEN, seed=8, dtype=dtype),
+        0.3 * random(OUTPUTS, HIDDEN, seed=9, dtype=dtype),
+        random(OUTPUTS, seed=10, dtype=dtype) if bias else None,
+    )
+
+
+def run_logits(x: Tensor) -> Tensor:
+    logits = torch.zeros(len(x), OUTPUTS, device=DEVICE)
+    norm, weight, _ = gate_up_arguments(x.dtype, False)
+    norm_head_logits(x, ints(list(range(len(x)))), norm, weight, logits, EPS, TILE)
+    return logits
+
+
+def run_tokens(x: Tensor, noise: RowNoise | None = None, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    num_rows, shares = len(x), head_tiles(OUTPUTS, TILE)
+    scores = torch.zeros(num_rows, shares, device=DEVICE)
+    ids = torch.zeros(num_rows, shares, dtype=torch.int32, device=DEVICE)
+    tokens, best = torch.zeros(num_rows, dtype=torch.int32, device=DEVICE), torch.zeros(num_rows, device=DEVICE)
+    norm, head, _ = gate_up_arguments(x.dtype, False)
+    head = head if weight is None else weight
+    norm_head_tokens(x, ints(list(range(num_rows))), norm, head, scores, ids, tokens, best, noise, EPS, TILE)
+    return tokens, best
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias, head_norm", [(True, False), (False, True)])
+def test_qkv_computes_what_its_twin_does(dtype: torch.dtype, bias: bool, head_norm: bool) -> None:
+    x = random(18, HIDDEN, seed=0, dtype=dtype)
+    arguments = qkv_arguments(18, dtype, bias, head_norm)
+    kv = torch.zeros(2, 36, HEADS.num_kv, HEADS.dim, dtype=dtype, device=DEVICE)
+    query = fused_reference.norm_qkv_rope(x, *arguments, kv, HEADS.num_q, EPS)
+    own = kv[:, arguments[-1].long()]
+    expected = torch.cat([query.flatten(1), own[0].flatten(1), own[1].flatten(1)], dim=1)
+    assert_close(run_qkv(x, bias=bias, head_norm=head_norm), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_in, splits", [(80, 1), (1300, 1), (1300, 2), (1300, 3)])
+def test_residual_product_computes_what_its_twin_does(dtype: torch.dtype, num_in: int, splits: int) -> None:
+    x = random(17, num_in, seed=0, dtype=dtype)
+    weight, bias = random(OUTPUTS, num_in, seed=6, dtype=dtype), random(OUTPUTS, seed=7, dtype=dtype)
+    expected = fused_reference.linear_residual(x, weight, bias, x[:, :OUTPUTS])
+    assert_close(run_residual(x, splits=splits), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [False, True])
+def test_gate_up_computes_what_its_twin_does(dtype: torch.dtype, bias: bool) -> None:
+    x = random(17, HIDDEN, seed=0, dtype=dtype)
+    expected = fused_reference.norm_gate_up_silu(x, *gate_up_arguments(dtype, bias), EPS)
+    assert_close(run_gate_up(x, bias=bias), expected, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_are_those_of_the_twin(dtype: torch.dtype) -> None:
+    x = random(17, HIDDEN, seed=0, dtype=dtype)
+    expected = fused_reference.norm_linear(x, *gate_up_arguments(dtype, False), EPS)
+    assert_close(run_logits(x), expected, dtype)
+
+
+COMPANY: dict[str, Callable[[Tensor], Tensor]] = {
+    "qkv": run_qkv,
+    "qkv, head norm": lambda x: run_qkv(x, head_norm=True),
+    "residual": run_residual,
+    "gate and up": run_gate_up,
+    "logits": run_logits,
+    "token scores": lambda x: run_tokens(x)[1],
+}
+
+
+@pytest.mark.parametrize("kernel", COMPANY)
+def test_bits_of_a_row_do_not_depend_on_its_company(kernel: str) -> None:
+    """The last row, alone and as the last of many; its position is the same in all of them."""
+    x = random(max(COMPANIES), HIDDEN, seed=0)
+    rows = [COMPANY[kernel](x[-count:].contiguous())[-1] for count in COMPANIES]
+    assert all(torch.equal(row, rows[0]) for row in rows)
+
+
+def test_bits_of_a_split_sum_do_not_depend_on_company() -> None:
+    x = random(17, 1300, seed=0)
+    assert torch.equal(run_residual(x, splits=3)[-1], run_residual(x[-1:].contiguous(), splits=3)[0])
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_tokens_are_the_argmax_of_the_logits(noisy: bool) -> None:
+    x = random(18, HIDDEN, seed=0)
+    logits = run_logits(x)
+    if not noisy:
+        assert torch.equal(run_tokens(x)[0].long(), logits.argmax(-1))
+        return
+    rows = torch.arange(18, device=DEVICE)
+    noise = RowNoise((rows % 3 > 0) * 1.7, (rows - 4) * 987654321987654321, (rows * 5).int())
+    scores = fused_reference.noisy_scores(logits, noise.temperatures, noise.seeds, noise.positions)
+    found = run_tokens(x, noise)[0].long()
+    assert torch.equal(found, scores.argmax(-1))
+    assert (found != logits.argmax(-1)).any()
+
+
+def test_the_lowest_id_wins_where_logits_tie() -> None:
+    _, weight, _ = gate_up_arguments(torch.float32, False)
+    x = random(3, HIDDEN, seed=0)
+    best = int(run_tokens(x)[0][0])
+    weight[40], weight[5] = weight[best].clone(), weight[best].clone()
+    assert int(run_tokens(x, weight=weight)[0][0]) == min(best, 5)
+
+
+def test_a_row_that_cannot_be_sampled_shows_in_its_score() -> None:
+    x = random(3, HIDDEN, seed=0)
+    x[1, 4] = torch.nan
+    assert run_tokens(x)[1].isfinite().tolist() == [True, False, True]
+
+
+@triton.jit
+def _uniform_kernel(seeds, positions, keys, out, ROWS: tl.constexpr, SIZE: tl.constexpr):
+    rows, ids = tl.arange(0, ROWS), tl.arange(0, SIZE)
+    key = triton_noise.noise_key(tl.load(seeds + rows), tl.load(positions + rows), 1)
+    tl.store(keys + rows, key.to(tl.int64, bitcast=True))
+    tl.store(out + rows[:, None] * SIZE + ids[None, :], triton_noise.keyed_uniform(key, ids))
+
+
+def test_noise_is_that_of_the_host_bit_for_bit() -> None:
+    seeds, positions = [0, 1, -1, 2**62 + 12345], [0, 7, 100_000, 3]
+    keys = torch.zeros(4, dtype=torch.int64, device=DEVICE)
+    found = torch.zeros(4, 1024, device=DEVICE)
+    _uniform_kernel[(1,)](torch.tensor(seeds, device=DEVICE), ints(positions), keys, found, ROWS=4, SIZE=1024)
+    expected = [noise_key(seed, at, Purpose.SAMPLE) for seed, at in zip(seeds, positions, strict=True)]
+    assert [key % 2**64 for key in keys.tolist()] == expected
+    for row, key in zip(found.cpu(), expected, strict=True):
+        assert torch.equal(row, torch.from_numpy(keyed_uniform(key, 1024)))
+
+
+@pytest.mark.parametrize("window", [None, 21])
+def test_attention_computes_what_its_twin_does_with_any_number_of_programs(window: int | None) -> None:
+    """A chunk, a chain and a tree behind contexts that end in the middle of a split."""
+    pool, steps = Pool(3, 64), Steps(split=32, keys=16)
+    parts_of_pass = Rows(1, 30, [1, 2]), Rows(2, 0, [3], DraftTree.chain([5, 6])), Rows(0, 44, [7], TREE)
+    batch = pool.batch(*parts_of_pass, device=DEVICE)
+    rows, heads, kv_heads, dim = attention_rows(batch), 6, 2, 16
+    query, kv = random(batch.num_rows, heads, dim, seed=0), random(2, pool.num_slots, kv_heads, dim, seed=1)
+    expected = reference.paged_tree_attention(query, kv, reference.row_slots(batch), window, 0.25)
+    size = batch.num_rows * heads * rows.max_splits(steps)
+    found = []
+    for parts in (1, 2):
+        scratch = AttentionScratch(
+            best=torch.full((size,), torch.nan, device=DEVICE),
+            total=torch.full((size,), torch.nan, device=DEVICE),
+            mixed=torch.full((size * dim,), torch.nan, device=DEVICE),
+            arrivals=torch.zeros(batch.num_rows * kv_heads, dtype=torch.int32, device=DEVICE),
+        )
+        out = torch.zeros_like(query)
+        split_tree_attention(query, kv, out, rows, scratch, window, 0.25, parts=parts, steps=steps)
+        assert not scratch.arrivals.any(), "the counters are not ready for the next pass"
+        found.append(out)
+    assert_close(found[0], expected, torch.float32)
+    assert torch.equal(found[0], found[1])
+
+
+VARIANTS = {
+    "llama-biases": {"num_hidden_layers": 1, "vocab_size": 40},
+    "qwen2-window": {"num_hidden_layers": 2, "vocab_size": 40},
+    "qwen3": {"num_hidden_layers": 1, "vocab_size": 40},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_fused_decoder_computes_what_the_plain_one_does(variant: str, dtype: torch.dtype) -> None:
+    """float32: within 1e-4. Half precision may be off by 2.5 times what the plain decoder in that dtype is off by."""
+    config = config_from_dict(hf_config_dict(variant, **VARIANTS[variant]))
+    weights = random_weights(config)
+    pool = Pool(2, 40)
+    batch = pool.batch(Rows(1, 0, [3, 4]), Rows(0, 25, [7], DraftTree([1, 2, 3], [-1, 0, 0])), device=DEVICE)
+    shape = (config.num_layers, 2, pool.num_slots, config.num_kv_heads, config.head_dim)
+    kv, every = 0.5 * random(*shape, seed=0), tuple(range(config.num_layers + 2))
+    plain = Decoder(config, weights, dtype=dtype, device=DEVICE)
+    wide = Decoder(config, weights, device=DEVICE).forward(batch, kv.clone(), hidden_layers=every)
+    half = plain.forward(batch, kv.to(dtype), hidden_layers=every)
+    found = FusedDecoder(plain).forward(batch, kv.to(dtype), hidden_layers=every)
+    for name in ("logits", "hidden"):
+        exact = getattr(wide, name).float()
+        worst = (getattr(found, name).float() - exact).abs().max().item()
+        rounding = (getattr(half, name).float() - exact).abs().max().item()
+        assert worst < (1e-4 if dtype == torch.float32 else 2.5 * rounding), name
+
+
+def test_the_fused_decoder_gives_a_tree_node_the_bits_of_plain_text_and_can_skip_layers() -> None:
+    config = config_from_dict(hf_config_dict("llama", num_hidden_layers=2, vocab_size=40))
+    plain = Decoder(config, random_weights(config), device=DEVICE)
+    fused, pool = FusedDecoder(plain), Pool(2, 40)
+    kv = random(2, 2, pool.num_slots, config.num_kv_heads, config.head_dim, seed=0)
+    tree = fused.forward(pool.batch(Rows(0, 20, [7], DraftTree([1, 2, 3], [-1, 0, 0])), device=DEVICE), kv.clone())
+    text = fused.forward(pool.batch(Rows(0, 20, [7, 1, 3]), device=DEVICE), kv.clone())
+    assert torch.equal(tree.logits[[0, 1, 3]], text.logits)
+    batch = pool.batch(Rows(0, 20, [7]), device=DEVICE)
+    skipping = fused.forward(batch, kv.clone(), layers=[1]).logits
+    assert_close(skipping, plain.forward(batch, kv.clone(), layers=[1]).logits, torch.float32)
