@@ -52,7 +52,7 @@ class DraftCounts:
 
     @property
     def num_wasted_tokens(self) -> int:
-        """Draft nodes verified in vain."""
+        """Draft nodes that were verified and not accepted."""
         return self.num_draft_tokens - self.num_accepted_tokens
 
     @property

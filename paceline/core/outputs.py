@@ -28,7 +28,7 @@ class VerifyResult:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Figures of one finished request, or of all samples of one call. Those of its drafts have the same names here."""
+    """Figures of one request, or of all samples of a call. What `counts` says can be read here by the same names."""
 
     num_prompt_tokens: int
     num_cached_tokens: int

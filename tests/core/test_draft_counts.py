@@ -98,18 +98,6 @@ def test_totals_are_sums_of_passes_and_readings_can_be_subtracted(
     assert earlier == before and both == counted(parts), "neither reading is changed"
 
 
-@given(st.lists(passes(), max_size=6))
-def test_counts_come_back_out_of_a_methods_figures(parts: list[tuple[DraftTree, list[int], int]]) -> None:
-    from paceline.spec.statistics import MethodStats
-
-    counts = counted(parts)
-    figures = json.loads(json.dumps(MethodStats(counts).to_dict()))
-    read = DraftCounts.from_dict(figures)
-    for name in counts.by_member:
-        read.by_member[name].num_drafts = counts.by_member[name].num_drafts  # figures of members do not have it
-    assert read == counts
-
-
 def test_a_total_is_a_copy() -> None:
     counts = counted([(DraftTree.chain([1]).by("ngram"), [0], 2)])
     total = DraftCounts.total([counts])

@@ -46,7 +46,7 @@ def test_drafters_that_read_logits_learn_from_rejected_nodes_too(recorded: list[
     assert [one.output_token_ids for one in alone] == [one.output_token_ids for one in recorded]
     assert sum(len(one.rejected) for one in alone) > 100
     live, _ = live_acceptance_length(toy_model(), config, alone, 1, **LIMITS)
-    assert Replay(alone, config).run().mean_acceptance_length == pytest.approx(live, rel=0.03)
+    assert Replay(alone, config).run().counts.mean_acceptance_length == pytest.approx(live, rel=0.03)
     blind = [replace(one, rejected=[]) for one in alone]
     assert Replay(blind, config).run().num_drafts < Replay(alone, config).run().num_drafts
 
