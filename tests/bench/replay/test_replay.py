@@ -48,7 +48,7 @@ def test_drafters_that_read_logits_learn_from_rejected_nodes_too(recorded: list[
     live, _ = live_acceptance_length(toy_model(), config, alone, 1, **LIMITS)
     assert Replay(alone, config).run().counts.mean_acceptance_length == pytest.approx(live, rel=0.03)
     blind = [replace(one, rejected=[]) for one in alone]
-    assert Replay(blind, config).run().num_drafts < Replay(alone, config).run().num_drafts
+    assert Replay(blind, config).run().counts.num_drafts < Replay(alone, config).run().counts.num_drafts
 
 
 def test_rejected_nodes_are_noted_by_where_they_leave_the_output() -> None:
