@@ -233,15 +233,15 @@ def _replay(args: argparse.Namespace) -> int:
         result = Replay(recorded, config, concurrency=args.concurrency, pass_cost=cost).run()
         row: dict[str, Any] = {
             "setting": text,
-            "tokens/pass": round(result.mean_acceptance_length, 4),
-            "accepted": round(result.draft_acceptance_rate, 4),
-            "drafted/pass": round(result.num_draft_tokens / result.num_steps, 2),
+            "tokens/pass": round(result.counts.mean_acceptance_length, 4),
+            "accepted": round(result.counts.draft_acceptance_rate, 4),
+            "drafted/pass": round(result.counts.num_draft_tokens / result.counts.num_steps, 2),
         }
         if args.curve:
             row["expected speedup"] = round(result.speedup, 3)
         if args.live:
             live, loaded = live_acceptance_length(loaded, config, recorded, args.concurrency)
-            error = result.mean_acceptance_length / live - 1
+            error = result.counts.mean_acceptance_length / live - 1
             errors.append(error)
             row |= {"live tokens/pass": round(live, 4), "error": f"{error:+.2%}"}
         rows.append(row)

@@ -53,5 +53,5 @@ def _record(output: "RequestOutput") -> dict[str, object]:
         "token_ids": completion.token_ids,
         "finish_reason": completion.finish_reason,
         "token_sources": completion.token_sources,
-        "metrics": options.metrics_dict(output.metrics),
+        "metrics": output.metrics.to_dict(),
     }

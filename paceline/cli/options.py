@@ -98,18 +98,6 @@ def sampling_params(args: argparse.Namespace) -> "SamplingParams":
     return SamplingParams(**{name: getattr(args, name) for name in names})
 
 
-def metrics_dict(metrics: "RequestMetrics") -> dict[str, Any]:
-    """A request's figures for --json, the derived ones included."""
-    import dataclasses
-
-    return dataclasses.asdict(metrics) | {
-        "by_member": {name: counts.to_dict() for name, counts in metrics.by_member.items()},
-        "num_wasted_tokens": metrics.num_wasted_tokens,
-        "mean_acceptance_length": metrics.mean_acceptance_length,
-        "draft_acceptance_rate": metrics.draft_acceptance_rate,
-    }
-
-
 def summary_line(metrics: "RequestMetrics") -> str:
     """What a person wants to know after an answer, in one line."""
     speed = f"{1 / metrics.tpot_s:.1f} tok/s" if metrics.tpot_s else "-"

@@ -84,7 +84,7 @@ def _row(choice: "TreeChoice", with_curve: bool) -> dict[str, Any]:
         "nodes": len(choice.shape),
         "depth": len(choice.nodes_by_depth),
         "expected tokens/pass": round(choice.shape.expected_tokens, 3),
-        "replayed tokens/pass": round(choice.replayed.mean_acceptance_length, 3),
+        "replayed tokens/pass": round(choice.replayed.counts.mean_acceptance_length, 3),
     }
     if with_curve:
         row["expected speedup"] = round(choice.expected_speedup, 3)
@@ -106,7 +106,7 @@ def _record(tuned: "TunedTree", config: dict[str, Any]) -> dict[str, Any]:
                 "ranks": choice.shape.ranks,
                 "expected_tokens_per_pass": choice.shape.expected_tokens,
                 "expected_speedup": choice.expected_speedup,
-                "replayed_tokens_per_pass": choice.replayed.mean_acceptance_length,
+                "replayed_tokens_per_pass": choice.replayed.counts.mean_acceptance_length,
                 "replayed_speedup": choice.replayed.speedup,
             }
             for choice in tuned.choices
@@ -134,8 +134,8 @@ def _explain(args: argparse.Namespace, tuned: "TunedTree", config: dict[str, Any
     if tuned.without_start is not None:
         [started] = [choice.replayed for choice in tuned.choices if len(choice.shape) == len(tuned.best.shape)]
         print(
-            f"started with the recording's figures: {started.mean_acceptance_length:.3f} tokens per pass; "
-            f"without: {tuned.without_start.mean_acceptance_length:.3f}"
+            f"started with the recording's figures: {started.counts.mean_acceptance_length:.3f} tokens per pass; "
+            f"without: {tuned.without_start.counts.mean_acceptance_length:.3f}"
         )
     if "credit" in config and not args.out:
         print("(the members' record is too long to show: keep it with --out FILE)")

@@ -1,47 +1,107 @@
-"""How many draft nodes were verified and accepted: of a method, of a member of a merged tree, or for one request.
+"""What became of drafts: one type for a pass, a request, a method, a run, and each member of a merged tree.
 
-`accepted_per_position[d]` counts the accepted nodes at depth d + 1, so the acceptance rate by position is that over the
-number of drafts. A node that several members drafted counts for each of them.
+Every pass is counted once, when its tokens join the request; whoever keeps totals adds that pass's counts.
+
+>>> counts = DraftCounts()
+>>> counts.count(DraftTree.chain([5, 6, 7]).by("ngram"), accepted=[0, 1], num_tokens=3)
+>>> counts.num_draft_tokens, counts.num_accepted_tokens, counts.by_member["ngram"].num_wasted_tokens
+(3, 2, 1)
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.core.tree import DraftTree
 
-MEMBER_SEPARATOR = "+"  # DraftTree.members: "ngram+suffix" drafted the node together
-
 
 @dataclass(slots=True)
 class DraftCounts:
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)
+    """A *draft* is one tree that was verified. A node that several members drafted counts for each of them. Of a member
+    there are drafts (trees with a node of its own) and nodes, but no steps: a pass and the token it adds are nobody's.
+    """
+
+    num_draft_tokens: int = 0  # draft nodes verified
+    num_accepted_tokens: int = 0  # of these, nodes whose tokens joined the output
+    accepted_per_position: list[int] = field(default_factory=list)  # [d]: accepted nodes at depth d + 1
+    num_drafts: int = 0
+    num_steps: int = 0  # target passes that verified for a request, with or without a draft; 0: not known
+    num_emitted_tokens: int = 0  # by these passes, the bonus token counted
+    by_member: dict[str, "DraftCounts"] = field(default_factory=dict)  # of a method alone: the method itself
+
+    @staticmethod
+    def total(parts: Iterable["DraftCounts"]) -> "DraftCounts":
+        total = DraftCounts()
+        for part in parts:
+            total.add(part)
+        return total
+
+    @staticmethod
+    def from_dict(figures: Mapping[str, Any]) -> "DraftCounts":
+        """Out of `LLM.stats()["speculation"][method]`, or of the part of it that somebody else counted."""
+        return DraftCounts(
+            figures.get("num_draft_tokens", 0),
+            figures.get("num_accepted_tokens", 0),
+            list(figures.get("accepted_per_position", ())),
+            figures.get("num_drafts", 0),
+            figures.get("num_steps", 0),
+            figures.get("num_emitted_tokens", 0),
+            {name: DraftCounts.from_dict(member) for name, member in figures.get("by_member", {}).items()},
+        )
 
     @property
     def num_wasted_tokens(self) -> int:
+        """Draft nodes that were verified and not accepted."""
         return self.num_draft_tokens - self.num_accepted_tokens
 
     @property
     def draft_acceptance_rate(self) -> float:
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
-    def accept(self, position: int) -> None:
-        self.num_accepted_tokens += 1
-        while len(self.accepted_per_position) <= position:
-            self.accepted_per_position.append(0)
-        self.accepted_per_position[position] += 1
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens emitted per target pass, the bonus token counted; 1.0 is plain decoding."""
+        return self.num_emitted_tokens / self.num_steps if self.num_steps else 0.0
 
-    def add(self, other: "DraftCounts") -> None:
-        self.num_draft_tokens += other.num_draft_tokens
-        self.num_accepted_tokens += other.num_accepted_tokens
-        longer = len(other.accepted_per_position) - len(self.accepted_per_position)
-        self.accepted_per_position.extend([0] * longer)
+    def count(self, tree: DraftTree, accepted: Sequence[int], num_tokens: int) -> None:
+        """Add one pass that verified `tree` and emitted `num_tokens`."""
+        self.num_steps += 1
+        self.num_emitted_tokens += num_tokens
+        if not tree.token_ids:
+            return
+        accepted = accepted[:num_tokens]  # where a stop cut the output short, nodes past it brought nothing
+        self._count_nodes(len(tree.token_ids), range(len(accepted)))
+        if tree.members is None:
+            return
+        num_nodes: dict[str, int] = {}
+        for names, count in Counter(tree.members).items():  # few of them differ: nearly nothing is done per node
+            for name in names:
+                num_nodes[name] = num_nodes.get(name, 0) + count
+        for name, count in num_nodes.items():
+            positions = [position for position, node in enumerate(accepted) if name in tree.members[node]]
+            self._member(name)._count_nodes(count, positions)
+
+    def add(self, other: "DraftCounts", sign: int = 1) -> None:
+        self.num_draft_tokens += sign * other.num_draft_tokens
+        self.num_accepted_tokens += sign * other.num_accepted_tokens
+        self.num_drafts += sign * other.num_drafts
+        self.num_steps += sign * other.num_steps
+        self.num_emitted_tokens += sign * other.num_emitted_tokens
+        per_position = self._per_position(len(other.accepted_per_position))
         for position, count in enumerate(other.accepted_per_position):
-            self.accepted_per_position[position] += count
+            per_position[position] += sign * count
+        for name, counts in other.by_member.items():
+            self._member(name).add(counts, sign)
+
+    def since(self, earlier: "DraftCounts") -> "DraftCounts":
+        """What came between two readings of totals, of which this is the later one."""
+        between = DraftCounts.total([self])
+        between.add(earlier, sign=-1)
+        return between
 
     def to_dict(self) -> dict[str, Any]:
+        """What is said of a method and of a member alike, ready for JSON."""
         return {
             "num_draft_tokens": self.num_draft_tokens,
             "num_accepted_tokens": self.num_accepted_tokens,
@@ -50,23 +110,27 @@ class DraftCounts:
             "accepted_per_position": list(self.accepted_per_position),
         }
 
+    def members_dict(self) -> dict[str, dict[str, Any]]:
+        # A list, for the engine's thread may add a member while a server's reads.
+        return {name: counts.to_dict() for name, counts in list(self.by_member.items())}
 
-def count_members(by_member: dict[str, DraftCounts], tree: DraftTree, accepted: Sequence[int]) -> None:
-    """Add one verified tree to the counts of everybody who drafted nodes of it."""
-    if tree.members is None:
-        return
-    for names in tree.members:
-        for name in names.split(MEMBER_SEPARATOR):
-            by_member.setdefault(name, DraftCounts()).num_draft_tokens += 1
-    for position, node in enumerate(accepted):
-        for name in tree.members[node].split(MEMBER_SEPARATOR):
-            by_member[name].accept(position)
+    def _count_nodes(self, num_nodes: int, positions: Sequence[int]) -> None:
+        """A draft of so many nodes, of which those at `positions` (0: depth 1; ascending) were accepted."""
+        self.num_drafts += 1
+        self.num_draft_tokens += num_nodes
+        self.num_accepted_tokens += len(positions)
+        if positions:
+            per_position = self._per_position(positions[-1] + 1)
+            for position in positions:
+                per_position[position] += 1
 
+    def _per_position(self, length: int) -> list[int]:
+        """`accepted_per_position`, at least so long."""
+        self.accepted_per_position.extend([0] * (length - len(self.accepted_per_position)))
+        return self.accepted_per_position
 
-def merged_counts(parts: Sequence[dict[str, DraftCounts]]) -> dict[str, DraftCounts]:
-    """Counts by member of several requests, added up."""
-    total: dict[str, DraftCounts] = {}
-    for part in parts:
-        for name, counts in part.items():
-            total.setdefault(name, DraftCounts()).add(counts)
-    return total
+    def _member(self, name: str) -> "DraftCounts":
+        counts = self.by_member.get(name)
+        if counts is None:
+            counts = self.by_member[name] = DraftCounts()
+        return counts

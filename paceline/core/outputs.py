@@ -1,6 +1,7 @@
 """What comes out: of the verifier, and of the engine for the caller."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from paceline.core.draft_counts import DraftCounts
 
@@ -27,35 +28,84 @@ class VerifyResult:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
+    """Figures of one request, or of all samples of a call. What `counts` says can be read here by the same names."""
+
     num_prompt_tokens: int
     num_cached_tokens: int
-    num_output_tokens: int
-    num_steps: int  # target passes that emitted tokens for this request
-    num_drafts: int  # of these, passes that verified a draft
-    num_draft_tokens: int  # draft nodes verified
-    num_accepted_tokens: int
-    accepted_per_position: list[int]  # how often the node at depth 1, 2, ... was accepted
+    counts: DraftCounts
     queue_s: float | None
     ttft_s: float | None
     tpot_s: float | None  # mean time per output token after the first
     e2e_s: float | None
     lossy: bool = False  # verified by a rule that changes the distribution (only by explicit choice)
-    by_member: dict[str, DraftCounts] = field(default_factory=dict)  # who drafted: the method, or a merge's members
     draft_s: float = 0.0  # host time spent drafting, its share of what was drafted for a whole batch
 
     @property
-    def mean_acceptance_length(self) -> float:
-        """Tokens emitted per target pass, the bonus token counted; 1.0 is plain decoding."""
-        return self.num_output_tokens / self.num_steps if self.num_steps else 0.0
+    def num_output_tokens(self) -> int:
+        return self.counts.num_emitted_tokens
+
+    @property
+    def num_steps(self) -> int:
+        """Target passes that emitted tokens for this request."""
+        return self.counts.num_steps
+
+    @property
+    def num_drafts(self) -> int:
+        """Of these, passes that verified a draft."""
+        return self.counts.num_drafts
+
+    @property
+    def num_draft_tokens(self) -> int:
+        return self.counts.num_draft_tokens
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        return self.counts.num_accepted_tokens
 
     @property
     def num_wasted_tokens(self) -> int:
-        """Draft nodes verified in vain."""
-        return self.num_draft_tokens - self.num_accepted_tokens
+        return self.counts.num_wasted_tokens
+
+    @property
+    def accepted_per_position(self) -> list[int]:
+        """How often the node at depth 1, 2, ... was accepted."""
+        return self.counts.accepted_per_position
+
+    @property
+    def by_member(self) -> dict[str, DraftCounts]:
+        """Who drafted: the method, or a merge's members."""
+        return self.counts.by_member
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        return self.counts.mean_acceptance_length
 
     @property
     def draft_acceptance_rate(self) -> float:
-        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+        return self.counts.draft_acceptance_rate
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON, the derived figures included."""
+        return {
+            "num_prompt_tokens": self.num_prompt_tokens,
+            "num_cached_tokens": self.num_cached_tokens,
+            "num_output_tokens": self.num_output_tokens,
+            "num_steps": self.num_steps,
+            "num_drafts": self.num_drafts,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+            "accepted_per_position": list(self.accepted_per_position),
+            "queue_s": self.queue_s,
+            "ttft_s": self.ttft_s,
+            "tpot_s": self.tpot_s,
+            "e2e_s": self.e2e_s,
+            "lossy": self.lossy,
+            "by_member": self.counts.members_dict(),
+            "draft_s": self.draft_s,
+            "num_wasted_tokens": self.num_wasted_tokens,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "draft_acceptance_rate": self.draft_acceptance_rate,
+        }
 
 
 @dataclass(slots=True)

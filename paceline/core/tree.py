@@ -21,7 +21,7 @@ class DraftTree:
     token_ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)  # parents[i] < i; -1 hangs on the last committed token
     draft_probs: Tensor | None = None  # [nodes, vocab]: the distribution each token was really drawn from
-    members: list[str] | None = None  # who drafted each node, where several drafters share the tree
+    members: list[tuple[str, ...]] | None = None  # who drafted each node: several, where their drafts were joined
     confidence: list[float] | None = None  # the drafter's own guess, 0..1, that a node holds if its parent does
 
     @staticmethod
@@ -74,28 +74,35 @@ class DraftTree:
             children[parent].setdefault(token, node)
         return children
 
-    def select(self, keep: Sequence[int]) -> "DraftTree":
-        """The tree of the nodes in `keep` (ascending, closed under parents)."""
-        if keep and keep[-1] == len(keep) - 1:  # the most frequent case
-            return self.first(len(keep))
-        new_index = {-1: -1} | {old: new for new, old in enumerate(keep)}
-        return DraftTree(
-            [self.token_ids[i] for i in keep],
-            [new_index[self.parents[i]] for i in keep],
-            None if self.draft_probs is None else self.draft_probs[list(keep)],
-            None if self.members is None else [self.members[i] for i in keep],
-            None if self.confidence is None else [self.confidence[i] for i in keep],
-        )
-
     def by(self, member: str) -> "DraftTree":
         """The same, said to be drafted by one member."""
-        return DraftTree(self.token_ids, self.parents, self.draft_probs, [member] * len(self), self.confidence)
+        return DraftTree(self.token_ids, self.parents, self.draft_probs, [(member,)] * len(self), self.confidence)
 
-    def first(self, num_nodes: int) -> "DraftTree":
-        """The first nodes: always a tree, because parents come before children, and nothing is renumbered."""
-        if len(self) <= num_nodes:
+    def cut(self, max_nodes: int, max_depth: int | None = None) -> "DraftTree":
+        """What fits the limits: the first `max_nodes` of the nodes that are no deeper than `max_depth`.
+
+        Always a tree, because parents come before children and are less deep."""
+        nodes: Sequence[int] = range(len(self))
+        if max_depth is not None and len(self) > max_depth:  # a tree is no deeper than it has nodes
+            nodes = [node for node, depth in enumerate(self.depths()) if depth <= max_depth]
+        return self.keep(nodes[: max(0, max_nodes)])  # no room at all is room for none
+
+    def keep(self, nodes: Sequence[int]) -> "DraftTree":
+        """The tree of these nodes (ascending, closed under parents), which says of each of them what it said before."""
+        if len(nodes) == len(self):
             return self
-        num_nodes = max(0, num_nodes)  # no room at all is room for none
+        if not nodes or nodes[-1] == len(nodes) - 1:  # the first ones: nothing is renumbered
+            return self._first(len(nodes))
+        new_index = {-1: -1} | {old: new for new, old in enumerate(nodes)}
+        return DraftTree(
+            [self.token_ids[i] for i in nodes],
+            [new_index[self.parents[i]] for i in nodes],
+            None if self.draft_probs is None else self.draft_probs[list(nodes)],
+            None if self.members is None else [self.members[i] for i in nodes],
+            None if self.confidence is None else [self.confidence[i] for i in nodes],
+        )
+
+    def _first(self, num_nodes: int) -> "DraftTree":
         return DraftTree(
             self.token_ids[:num_nodes],
             self.parents[:num_nodes],
@@ -104,17 +111,11 @@ class DraftTree:
             None if self.confidence is None else self.confidence[:num_nodes],
         )
 
-    def up_to_depth(self, max_depth: int) -> "DraftTree":
-        depths = self.depths()
-        if not depths or max(depths) <= max_depth:
-            return self
-        return self.select([i for i, depth in enumerate(depths) if depth <= max_depth])
-
     def sources(self, accepted: Sequence[int]) -> list[str]:
         """Who the tokens of a verified pass came from: the accepted nodes' drafters, then the one more token's kind."""
         if not self.token_ids:
             return ["target"]
-        drafters = ["draft" if self.members is None else self.members[node] for node in accepted]
+        drafters = ["draft" if self.members is None else "+".join(self.members[node]) for node in accepted]
         last = accepted[-1] if accepted else -1
         return [*drafters, "recovered" if last in self.parents else "bonus"]
 
@@ -130,3 +131,16 @@ class DraftTree:
 
 
 EMPTY_TREE = DraftTree()
+
+
+def likeliest(chances: Sequence[float], max_nodes: int, least: float) -> Sequence[int]:
+    """Nodes to keep, ascending: those whose paths have the largest `chances`, at most so many, and none below `least`.
+
+    `chances` (or their logarithms) are those of whole paths. A path is never likelier than its beginning, and at equal
+    chances the earlier node is taken first, so a node's parent is always among them."""
+    if len(chances) > max_nodes:
+        ranked = sorted(range(len(chances)), key=lambda node: -chances[node])[: max(0, max_nodes)]
+        return sorted(node for node in ranked if chances[node] >= least)
+    if not chances or min(chances) >= least:
+        return range(len(chances))
+    return [node for node, chance in enumerate(chances) if chance >= least]

@@ -176,13 +176,16 @@ class EngineCore:
                 updated.append(state)
                 num_tokens, is_verified = request.num_tokens, entry.reaches_end
                 self._take_in(state, result, entry.draft)
-                if is_verified:
-                    rows.logits_row = output.logits_rows[i].stop - 1 - len(entry.draft)
-                    rows.draft = entry.draft
                 if request.error is None:
                     num_accepted = len(result.accepted)
                     moves += self.kv.moves(request, num_tokens, result.accepted)
                     rows.accepted, rows.new_token_ids = result.accepted, request.token_ids[num_tokens:]
+                if is_verified:
+                    rows.logits_row = output.logits_rows[i].stop - 1 - len(entry.draft)
+                    rows.draft = entry.draft
+                    rows.counts.count(entry.draft, rows.accepted, len(rows.new_token_ids))
+                    if request.error is None:
+                        state.tracker.record(rows.counts)
             if request.error is None:  # what a failed request computed is not for others to reuse
                 self.scheduler.update(entry, num_accepted)
             if request.finish_reason is not None:
@@ -198,7 +201,6 @@ class EngineCore:
             try:
                 num_added = self._append(state, result)
                 sources = draft.sources(result.accepted)[:num_added]
-                state.tracker.record_step(draft, result.accepted[:num_added])
                 request.token_sources.extend(sources)
                 if request.logprobs is not None and result.logprobs is not None:
                     request.logprobs.extend(result.logprobs[:num_added])

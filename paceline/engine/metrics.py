@@ -1,40 +1,30 @@
 """What is counted while a request runs, and where a step's time goes."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from paceline.core.draft_counts import DraftCounts, count_members
+from paceline.core.draft_counts import DraftCounts
 from paceline.core.outputs import RequestMetrics
 from paceline.core.request import Request
-from paceline.core.tree import DraftTree
 
 
 @dataclass(slots=True)
 class RequestTracker:
-    """Counts of one request, from arrival to the last token."""
+    """Times and counts of one request, from arrival to the last token."""
 
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
-    num_steps: int = 0
-    num_drafts: int = 0
     counts: DraftCounts = field(default_factory=DraftCounts)
-    by_member: dict[str, DraftCounts] = field(default_factory=dict)
 
-    def record_step(self, draft: DraftTree, accepted: Sequence[int]) -> None:
-        """`accepted`: the nodes whose tokens joined the output."""
+    def record(self, counts: DraftCounts) -> None:
+        """`counts`: of a pass that emitted tokens just now."""
         now = time.perf_counter()
         self.first_token_s = self.first_token_s or now
         self.last_token_s = now
-        self.num_steps += 1
-        if draft:
-            self.num_drafts += 1
-            self.counts.num_draft_tokens += len(draft)
-            for position in range(len(accepted)):
-                self.counts.accept(position)
-            count_members(self.by_member, draft, accepted)
+        self.counts.add(counts)
 
     def metrics(self, request: Request, lossy: bool) -> RequestMetrics:
         def since_arrival(moment: float | None) -> float | None:
@@ -46,18 +36,12 @@ class RequestTracker:
         return RequestMetrics(
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=request.num_cached_tokens,
-            num_output_tokens=request.num_output_tokens,
-            num_steps=self.num_steps,
-            num_drafts=self.num_drafts,
-            num_draft_tokens=self.counts.num_draft_tokens,
-            num_accepted_tokens=self.counts.num_accepted_tokens,
-            accepted_per_position=list(self.counts.accepted_per_position),
+            counts=self.counts,
             queue_s=since_arrival(self.first_scheduled_s),
             ttft_s=since_arrival(self.first_token_s),
             tpot_s=tpot_s,
             e2e_s=since_arrival(self.last_token_s),
             lossy=lossy,
-            by_member=dict(self.by_member),
             draft_s=request.draft_s,
         )
 

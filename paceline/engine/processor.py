@@ -13,7 +13,7 @@ from numbers import Integral
 from typing import Any, Protocol
 
 from paceline.core.bad_words import BadWords
-from paceline.core.draft_counts import merged_counts
+from paceline.core.draft_counts import DraftCounts
 from paceline.core.option_values import shown
 from paceline.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from paceline.core.request import Request, ending_token_ids
@@ -226,7 +226,6 @@ def _combine(metrics: Sequence[RequestMetrics]) -> RequestMetrics:
     """Of several samples: counts add up, the prompt counts once, the first token is the earliest one."""
     if len(metrics) == 1:
         return metrics[0]
-    positions = max(len(m.accepted_per_position) for m in metrics)
 
     def mean(values: list[float]) -> float | None:
         return sum(values) / len(values) if values else None
@@ -234,20 +233,11 @@ def _combine(metrics: Sequence[RequestMetrics]) -> RequestMetrics:
     return RequestMetrics(
         num_prompt_tokens=metrics[0].num_prompt_tokens,
         num_cached_tokens=metrics[0].num_cached_tokens,
-        num_output_tokens=sum(m.num_output_tokens for m in metrics),
-        num_steps=sum(m.num_steps for m in metrics),
-        num_drafts=sum(m.num_drafts for m in metrics),
-        num_draft_tokens=sum(m.num_draft_tokens for m in metrics),
-        num_accepted_tokens=sum(m.num_accepted_tokens for m in metrics),
-        accepted_per_position=[
-            sum(m.accepted_per_position[i] for m in metrics if i < len(m.accepted_per_position))
-            for i in range(positions)
-        ],
+        counts=DraftCounts.total(m.counts for m in metrics),
         queue_s=min((m.queue_s for m in metrics if m.queue_s is not None), default=None),
         ttft_s=min((m.ttft_s for m in metrics if m.ttft_s is not None), default=None),
         tpot_s=mean([m.tpot_s for m in metrics if m.tpot_s is not None]),
         e2e_s=max((m.e2e_s for m in metrics if m.e2e_s is not None), default=None),
         lossy=any(m.lossy for m in metrics),
-        by_member=merged_counts([m.by_member for m in metrics]),
         draft_s=sum(m.draft_s for m in metrics),
     )

@@ -236,7 +236,7 @@ class Scheduler:
             if self.config.max_token_delay_s is not None and self._num_decoding > 1:
                 limit_s = self.config.max_token_delay_s / request.sampling_params.n  # its call's, for all samples
                 room = self._rows_within(limit_s, request, room)
-            entry.draft = request.draft.up_to_depth(request.max_draft_depth).first(room)
+            entry.draft = request.draft.cut(room, request.max_draft_depth)
         return entry
 
     def _reserve(self, entry: ScheduledRequest) -> bool:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.core.draft_counts import DraftCounts
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 
@@ -65,6 +66,7 @@ class RequestPass:
     accepted: list[int] = field(default_factory=list)  # accepted nodes, top first
     new_token_ids: list[int] = field(default_factory=list)  # emitted, already part of request.token_ids
     logits_row: int = -1  # of StepContext.logits: the root's row, then one per node; -1: nothing was verified
+    counts: DraftCounts = field(default_factory=DraftCounts)  # of this pass: all totals add them
     block_ids: Sequence[int] = ()  # its KV blocks in the pass: a request that finished has given its own list back
 
 

@@ -102,7 +102,7 @@ class Speculator:
         for verified in step.passes:
             if verified.logits_row >= 0:
                 method = self._choice(verified.request).method
-                self._stats[method].record(verified)
+                self._stats[method].counts.add(verified.counts)
                 served[method].append(verified.request)
         if self._all_rest and not step.gone:
             return  # nothing was drafted, and nobody asked
@@ -228,3 +228,5 @@ def check_tree(tree: DraftTree, budget: Budget, vocab_size: int, method: str) ->
     for beside in (tree.draft_probs, tree.members, tree.confidence):
         if beside is not None and len(beside) != len(tree):
             raise ValueError(f"{method} drafted {len(tree)} nodes and says something of {len(beside)}")
+    if tree.members is not None and set(map(type, tree.members)) != {tuple}:
+        raise ValueError(f"{method} does not say in tuples of names who drafted its nodes: {tree.members}")

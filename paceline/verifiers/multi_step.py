@@ -30,12 +30,12 @@ def multi_step_walk(tree: DraftTree, dice: Dice, replacement: bool = True) -> Wa
     node = ROOT
     while True:
         (p,) = yield (node,)
-        drawn: dict[str, list[int]] = {}  # drafter -> tokens it has drawn here
+        drawn: dict[tuple[str, ...], list[int]] = {}  # drafter -> tokens it has drawn here
         for child in children[node]:
             token = tree.token_ids[child]
             q = draft_distribution(tree, child, len(p))
             if not replacement:
-                elder = drawn.setdefault(tree.members[child] if tree.members else "", [])
+                elder = drawn.setdefault(tree.members[child] if tree.members else (), [])
                 q = without(q, elder)
                 elder.append(token)
             if dice.accept(accept_probability(p, q, token), Purpose.ACCEPT, child):

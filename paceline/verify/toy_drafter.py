@@ -40,7 +40,7 @@ class ToyDrafter:
         tokens: list[int] = []
         parents: list[int] = []
         rows: list[Probs] = []
-        members: list[str] = []
+        members: list[tuple[str, ...]] = []
         level: list[tuple[int, list[int]]] = [(-1, [])]
         draws = count()
         for width in self.shape:
@@ -51,7 +51,7 @@ class ToyDrafter:
                     tokens.append(token)
                     parents.append(node)
                     rows.append(row)
-                    members.append(f"drafter {member}")
+                    members.append((f"drafter {member}",))
             level = below
         probs = torch.from_numpy(np.stack(rows)) if rows and self.kind != "fixed" else None
         return DraftTree(tokens, parents, probs, members)

@@ -5,8 +5,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.run.backend import Answer, Sampling, SpeculationCounts
+from paceline.bench.run.backend import Answer, Sampling
 from paceline.bench.workloads.workload import Prompt
+from paceline.core.draft_counts import DraftCounts
 from paceline.models.loader import LoadedModel
 from tests.toy import ToyDecoder, ToyTokenizer
 
@@ -40,10 +41,10 @@ class FakeBackend:
         answer.num_output_tokens = sampling.max_tokens
         answer.num_prompt_tokens = 3
         answer.output_hash = f"{self.outputs}-{index}"
-        answer.counts = SpeculationCounts(sampling.max_tokens // 2, 4, 8, 4, [3, 1])
+        answer.counts = DraftCounts(8, 4, [3, 1], 4, num_steps=sampling.max_tokens // 2)
         return answer
 
-    def counts(self) -> SpeculationCounts | None:
+    def counts(self) -> DraftCounts | None:
         return None
 
     def figures(self) -> dict[str, float]:

@@ -1,10 +1,13 @@
 """Draft trees: paths, merging and cutting keep every root-to-node path intact."""
 
+from collections.abc import Sequence
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.core.tree import EMPTY_TREE, DraftTree, likeliest
 from paceline.errors import InvalidOptionError
 
 
@@ -12,11 +15,28 @@ from paceline.errors import InvalidOptionError
 def trees(draw: st.DrawFn, max_nodes: int = 12) -> DraftTree:
     size = draw(st.integers(0, max_nodes))
     parents = [draw(st.integers(-1, i - 1)) for i in range(size)]
-    return DraftTree([draw(st.integers(0, 4)) for _ in range(size)], parents)
+    members: list[tuple[str, ...]] = [(f"drafter {i}", "all") for i in range(size)]
+    token_ids, confidence = [draw(st.integers(0, 4)) for _ in range(size)], [i / 16 for i in range(size)]
+    return DraftTree(token_ids, parents, torch.eye(max_nodes)[:size], members, confidence)
 
 
 def paths(tree: DraftTree) -> set[tuple[int, ...]]:
     return {tuple(tree.token_ids[i] for i in tree.ancestors(node)) for node in range(len(tree))}
+
+
+def says(tree: DraftTree, nodes: Sequence[int] | None = None) -> list[tuple[object, ...]]:
+    """Of each of these nodes: its path, and everything else that the tree says of it."""
+    assert tree.draft_probs is not None and tree.members is not None and tree.confidence is not None
+    assert len(tree) == len(tree.draft_probs) == len(tree.members) == len(tree.confidence)
+    return [
+        (
+            tuple(tree.token_ids[i] for i in tree.ancestors(node)),
+            [tree.members[i] for i in tree.ancestors(node)],
+            tree.draft_probs[node].tolist(),
+            tree.confidence[node],
+        )
+        for node in (range(len(tree)) if nodes is None else nodes)
+    ]
 
 
 @given(st.lists(trees(), max_size=4))
@@ -27,14 +47,48 @@ def test_a_merged_tree_has_exactly_the_paths_of_its_parts(parts: list[DraftTree]
     assert len(merged) == len(paths(merged)), "siblings with the same token are one node"
 
 
+@given(trees(), st.integers(-1, 12), st.none() | st.integers(0, 12))
+def test_a_cut_tree_keeps_its_limits_and_whole_paths(tree: DraftTree, max_nodes: int, max_depth: int | None) -> None:
+    cut = tree.cut(max_nodes, max_depth)
+    cut.check(5)
+    shallow = [n for n, depth in enumerate(tree.depths()) if max_depth is None or depth <= max_depth]
+    kept = shallow[: max(0, max_nodes)]
+    assert says(cut) == says(tree, kept), "the first nodes that are not too deep, in their order, and no others"
+    assert len(cut) == min(len(shallow), max(0, max_nodes)) and paths(cut) <= paths(tree)
+    assert max(cut.depths(), default=0) <= (12 if max_depth is None else max_depth)
+    assert (cut is tree) == (len(kept) == len(tree)), "what fits is not copied"
+
+
 @given(trees(), st.integers(0, 12))
-def test_cutting_keeps_whole_paths(tree: DraftTree, limit: int) -> None:
-    first = tree.first(limit)
-    first.check(5)
-    assert len(first) == min(limit, len(tree)) and paths(first) <= paths(tree)
-    shallow = tree.up_to_depth(limit)
-    shallow.check(5)
+def test_cutting_by_one_limit_keeps_all_that_fits_it(tree: DraftTree, limit: int) -> None:
+    first = tree.cut(limit)
+    assert len(first) == min(limit, len(tree)) and first.token_ids == tree.token_ids[:limit]
+    shallow = tree.cut(len(tree), limit)
     assert paths(shallow) == {path for path in paths(tree) if len(path) <= limit}
+
+
+@given(trees(), st.data())
+def test_the_nodes_that_are_kept_say_what_they_said(tree: DraftTree, data: st.DataObject) -> None:
+    drawn = data.draw(st.sets(st.integers(0, max(0, len(tree) - 1)))) if len(tree) else set()
+    nodes = sorted({ancestor for node in drawn for ancestor in tree.ancestors(node)})
+    kept = tree.keep(nodes)
+    kept.check(5)
+    assert says(kept) == says(tree, nodes)
+
+
+@given(trees(), st.data())
+def test_the_likeliest_nodes_are_a_tree_within_the_limits(tree: DraftTree, data: st.DataObject) -> None:
+    chances: list[float] = []
+    for parent in tree.parents:  # halves are exact, so paths of equal chance do occur
+        chances.append(data.draw(st.sampled_from((1.0, 0.5, 0.25))) * (1.0 if parent < 0 else chances[parent]))
+    max_nodes, least = data.draw(st.integers(-1, 12)), data.draw(st.sampled_from((0.0, 0.1, 0.25, 0.5)))
+    nodes = likeliest(chances, max_nodes, least)
+    assert list(nodes) == sorted(set(nodes)) and len(nodes) <= max(0, max_nodes)
+    assert all(tree.parents[node] == -1 or tree.parents[node] in nodes for node in nodes)
+    out = [chance for node, chance in enumerate(chances) if node not in nodes and chance >= least]
+    assert all(chances[node] >= max([least, *out]) for node in nodes), "nobody likelier is left out"
+    assert len(nodes) == min(max(0, max_nodes), sum(chance >= least for chance in chances)), "room is used"
+    assert says(tree.keep(nodes)) == says(tree, list(nodes))
 
 
 @given(trees())
@@ -47,10 +101,11 @@ def test_depths_children_and_ancestors_agree(tree: DraftTree) -> None:
 
 
 def test_sources_name_the_drafter_and_the_kind_of_the_last_token() -> None:
-    tree = DraftTree([5, 6, 7], [-1, 0, 0], members=["ngram", "ngram", "suffix"])
+    tree = DraftTree([5, 6, 7], [-1, 0, 0], members=[("ngram",), ("ngram", "suffix"), ("suffix",)])
     assert tree.sources([]) == ["recovered"]
     assert tree.sources([0]) == ["ngram", "recovered"]
     assert tree.sources([0, 2]) == ["ngram", "suffix", "bonus"]
+    assert tree.sources([0, 1]) == ["ngram", "ngram+suffix", "bonus"]
     assert EMPTY_TREE.sources([]) == ["target"]
 
 

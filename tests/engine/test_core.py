@@ -1,5 +1,6 @@
 """The step loop on the toy target: whatever is drafted, batched, chunked or preempted, the output is the plain one."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from paceline.core.draft_counts import DraftCounts
 from paceline.core.forward import ForwardBatch
 from paceline.core.request import Request
+from paceline.core.tree import DraftTree
 from paceline.engine.core import EngineCore
 from paceline.engine.row_cost import RowCost
 from tests.toy import EOS, VOCAB, run_all, toy_core, toy_request
@@ -65,7 +67,7 @@ def test_a_perfect_chain_takes_one_step_per_seven_tokens() -> None:
     assert state.metrics.accepted_per_position == [2] * 6
     assert state.metrics.draft_acceptance_rate == 1.0
     assert state.metrics.num_wasted_tokens == 0 and state.metrics.draft_s > 0.0
-    assert state.metrics.by_member == {"oracle": DraftCounts(12, 12, [2] * 6)}
+    assert state.metrics.by_member == {"oracle": DraftCounts(12, 12, [2] * 6, num_drafts=2)}
     assert state.request.token_sources == ["target", *(["oracle"] * 6 + ["bonus"]) * 2]
 
 
@@ -86,6 +88,36 @@ def test_a_request_knows_what_each_member_did_for_it() -> None:
     for name in ("oracle", "oracle#2"):
         total = sum(state.metrics.by_member[name].num_draft_tokens for state in states if state.metrics)
         assert stats[name]["num_draft_tokens"] == total
+
+
+def test_every_pass_is_counted_once_and_a_methods_totals_are_those_of_its_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    truth = plain(4, ignore_eos=True, max_tokens=30)
+    members = [oracle(truth, 0.8, "chain"), oracle(truth, 0.3, (2, 2, 1))]
+    core = toy_core({"method": "merge", "members": members, "node_budget": 8})
+    counted: list[int] = []
+    count = DraftCounts.count
+
+    def noted(counts: DraftCounts, tree: DraftTree, accepted: Sequence[int], num_tokens: int) -> None:
+        counted.append(len(tree))
+        count(counts, tree, accepted, num_tokens)
+
+    monkeypatch.setattr(DraftCounts, "count", noted)
+    states = [core.add_request(job) for job in requests(4, ignore_eos=True, max_tokens=30)]
+    while core.has_requests:
+        core.step()
+    total = DraftCounts.total(state.metrics.counts for state in states if state.metrics)
+    assert len(counted) == total.num_steps and sum(counted) == total.num_draft_tokens > 0
+    assert total.num_emitted_tokens == sum(state.request.num_output_tokens for state in states) == 4 * 30
+    assert set(total.by_member) == {"oracle", "oracle#2"}
+    stats = core.speculator.stats()["merge"]
+    assert {name: stats[name] for name in total.to_dict()} == total.to_dict()
+    assert stats["by_member"].keys() == total.by_member.keys()
+    for name, member in total.by_member.items():
+        assert stats["by_member"][name].items() >= member.to_dict().items()
+    assert (stats["num_steps"], stats["num_drafts"]) == (total.num_steps, total.num_drafts)
+    assert stats["num_emitted_tokens"] == total.num_emitted_tokens
 
 
 @pytest.mark.parametrize("method", [None, "oracle"])

@@ -190,6 +190,7 @@ class BrokenDrafter:
             "parent": DraftTree([1], [4]),
             "size": DraftTree.chain([1] * 100),
             "members": DraftTree([1], [-1], members=[]),
+            "names": DraftTree([1], [-1], members=["a+b"]),  # type: ignore[list-item]
             "probs": DraftTree([1], [-1], draft_probs=torch.zeros(3, VOCAB)),
         }
         if self.breaks == "propose":
@@ -201,7 +202,7 @@ class BrokenDrafter:
         return [trees.get(self.breaks, DraftTree())] * len(budgets)
 
 
-BREAKS = ["needs", "observe", "propose", "token", "parent", "size", "members", "probs", "count", "none"]
+BREAKS = ["needs", "observe", "propose", "token", "parent", "size", "members", "names", "probs", "count", "none"]
 
 
 @pytest.mark.faults

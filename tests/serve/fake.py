@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
+from paceline.core.draft_counts import DraftCounts
 from paceline.core.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
@@ -151,10 +152,11 @@ class FakeBackend:
     ) -> None:
         for i, text in enumerate(texts):
             new = list(text[before:done].encode())
-            draft = EMPTY_TREE if method == "none" else DraftTree.chain([*new[: self.DRAFT], 0])
+            draft = EMPTY_TREE if method == "none" else DraftTree.chain([*new[: self.DRAFT], 0]).by(method)
             accepted = [] if method == "none" else list(range(len(new) - 1))
             name = request_id if params.n == 1 else f"{request_id}-{i}"
             record = PassRecord(name, method, 1 + len(draft), 0, draft, accepted, new, salt)
+            record.counts.count(draft, accepted, len(new))
             for observer in self._observers:
                 observer(StepRecord([record], 0.001))
 
@@ -191,7 +193,5 @@ def _metrics(prompt: Sequence[int], outputs: Sequence[CompletionOutput], num_ste
     drafts = 0 if method == "none" else num_steps
     accepted = num_tokens - num_steps
     per_position = [drafts, accepted - drafts] if drafts else []
-    return RequestMetrics(
-        len(prompt), 0, num_tokens, num_steps, drafts, 3 * drafts, accepted, per_position,
-        queue_s=0.0, ttft_s=0.001, tpot_s=0.001, e2e_s=0.01,
-    )  # fmt: skip
+    counts = DraftCounts(3 * drafts, accepted, per_position, drafts, num_steps, num_tokens)
+    return RequestMetrics(len(prompt), 0, counts, queue_s=0.0, ttft_s=0.001, tpot_s=0.001, e2e_s=0.01)

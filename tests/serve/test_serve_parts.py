@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from paceline.cli.serve import LIMITS
+from paceline.core.draft_counts import DraftCounts
 from paceline.core.outputs import CompletionOutput, RequestMetrics
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.serve.config import ServerConfig
@@ -76,14 +77,18 @@ def test_time_saved_is_shared_by_rows_in_a_batch_and_prompts_are_left_out() -> N
 def test_the_recorder_counts_members_only_for_those_it_follows() -> None:
     recorder = Recorder()
     counts = recorder.follow("mine")
-    tree = DraftTree([1, 2, 3], [-1, 0, 0], members=["prediction+ngram", "ngram", "prediction"])
+    tree = DraftTree([1, 2, 3], [-1, 0, 0], members=[("prediction", "ngram"), ("ngram",), ("prediction",)])
     record = PassRecord("mine", "merge", 4, 0, tree, [0, 2], [1, 3, 9])
-    recorder.observe(StepRecord([record, PassRecord("other", "merge", 4, 0, tree, [], [7])], 0.01))
-    assert counts.drafted == {"prediction": 2, "ngram": 2}
-    assert counts.accepted == {"prediction": 2, "ngram": 1}
+    record.counts.count(tree, [0, 2], 3)
+    other = PassRecord("other", "merge", 4, 0, tree, [], [7])
+    other.counts.count(tree, [], 1)
+    recorder.observe(StepRecord([record, other], 0.01))
+    assert counts == record.counts and counts is not record.counts
+    assert {name: member.num_draft_tokens for name, member in counts.by_member.items()} == {"prediction": 2, "ngram": 2}
+    assert {name: one.num_accepted_tokens for name, one in counts.by_member.items()} == {"prediction": 2, "ngram": 1}
     recorder.forget("mine")
     recorder.observe(StepRecord([record], 0.01))
-    assert counts.drafted == {"prediction": 2, "ngram": 2}
+    assert counts.num_steps == 1 and counts.by_member["ngram"].num_draft_tokens == 2
     for _ in range(100):
         recorder.observe(StepRecord([record], 0.01))
     assert len(recorder.recent_trees) < 20, "it must not grow"
@@ -207,7 +212,7 @@ def test_metrics_of_a_request_without_times_are_taken_in() -> None:
     from paceline.serve.observe.metrics import Metrics
 
     metrics = Metrics()
-    metrics.finish(RequestMetrics(3, 1, 1, 1, 0, 0, 0, [], queue_s=None, ttft_s=None, tpot_s=None, e2e_s=None))
+    metrics.finish(RequestMetrics(3, 1, DraftCounts(num_steps=1, num_emitted_tokens=1), None, None, None, None))
     assert metrics.cached_tokens.total() == 1
     assert "paceline:e2e_request_latency_seconds_count 0" in render([metrics.e2e.family()])
 

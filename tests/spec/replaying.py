@@ -63,6 +63,7 @@ def replay(
     job = request(prompt, request_id, len(output), speculative)
     job.token_ids.append(output[0])
     last = RequestPass(job, range(1), 0, len(prompt), new_token_ids=[output[0]], logits_row=0)
+    last.counts.count(last.draft, [], 1)
     emitted = [1]
     while job.num_output_tokens < len(output):
         step = StepContext([job], [last])
@@ -74,6 +75,7 @@ def replay(
         last = RequestPass(
             job, range(1 + len(tree)), start, 1, tree, accepted[: len(new)], new_token_ids=new, logits_row=0
         )
+        last.counts.count(tree, accepted, len(new))
         emitted.append(len(new))
     job.status = RequestStatus.FINISHED
     spec.observe(StepContext([], [last], [job]))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from paceline.bench.replay.opinions import Opinions
 from paceline.bench.replay.recording import Recorded, rejected_paths
+from paceline.core.draft_counts import DraftCounts
 from paceline.core.request import Request, RequestStatus
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
@@ -33,42 +34,16 @@ from paceline.spec.speculator import Speculator
 
 @dataclass(slots=True)
 class ReplayResult:
-    num_steps: int = 0  # target passes of single requests
+    counts: DraftCounts = field(default_factory=DraftCounts)
     num_passes: int = 0  # of the batch
-    num_tokens: int = 0
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)
     pass_s: float = 0.0  # by the given pass cost
     draft_s: float = 0.0  # really spent drafting
     plain_s: float = 0.0  # plain decoding of the same tokens, by the given pass cost
 
     @property
-    def mean_acceptance_length(self) -> float:
-        return self.num_tokens / self.num_steps if self.num_steps else 0.0
-
-    @property
-    def draft_acceptance_rate(self) -> float:
-        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
-
-    @property
     def speedup(self) -> float:
         """Over plain decoding, drafting time included."""
         return self.plain_s / (self.pass_s + self.draft_s)
-
-    def count(self, tree: DraftTree, accepted: Sequence[int], num_tokens: int) -> None:
-        self.num_steps += 1
-        self.num_tokens += num_tokens
-        if not tree:
-            return
-        self.num_drafts += 1
-        self.num_draft_tokens += len(tree)
-        self.num_accepted_tokens += len(accepted)
-        grow_by = len(accepted) - len(self.accepted_per_position)
-        self.accepted_per_position.extend([0] * grow_by)
-        for position in range(len(accepted)):
-            self.accepted_per_position[position] += 1
 
 
 class Replay:
@@ -165,8 +140,9 @@ class Replay:
         accepted = _walk(tree, future[:-1])
         self._on_draft(tree, future[:-1])
         new = future[: len(accepted) + 1]
-        self.result.count(tree, accepted, len(new))
         verified = RequestPass(request, range(first_row, first_row + 1 + len(tree)), request.num_tokens - 1, 1)
+        verified.counts.count(tree, accepted, len(new))
+        self.result.counts.add(verified.counts)
         verified.logits_row = len(logits)
         logits.append(truth.top_token_ids[position])
         self._show(verified, tree, accepted, position, logits)
@@ -193,7 +169,7 @@ class Replay:
             if top is not None:
                 shown.append(node)
                 logits.append(top)
-        verified.draft = tree.select(shown)
+        verified.draft = tree.keep(shown)
         verified.accepted = [shown.index(node) for node in accepted]
 
     def _dense(self, top_token_ids: Sequence[Sequence[int]]) -> Tensor:  # [rows, vocab]

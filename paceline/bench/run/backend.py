@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from paceline.bench.workloads.workload import Prompt
+from paceline.core.draft_counts import DraftCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,27 +23,6 @@ class Sampling:
 
 
 @dataclass(slots=True)
-class SpeculationCounts:
-    """What was drafted and accepted, of one request or of a whole server between two readings."""
-
-    num_steps: int = 0  # target passes that emitted tokens; 0: not known
-    num_drafts: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)
-
-    def add(self, other: "SpeculationCounts", sign: int = 1) -> None:
-        self.num_steps += sign * other.num_steps
-        self.num_drafts += sign * other.num_drafts
-        self.num_draft_tokens += sign * other.num_draft_tokens
-        self.num_accepted_tokens += sign * other.num_accepted_tokens
-        longest = max(len(self.accepted_per_position), len(other.accepted_per_position))
-        self.accepted_per_position.extend([0] * (longest - len(self.accepted_per_position)))
-        for position, count in enumerate(other.accepted_per_position):
-            self.accepted_per_position[position] += sign * count
-
-
-@dataclass(slots=True)
 class Answer:
     """One request as the client saw it; times are seconds on the run's clock."""
 
@@ -53,7 +33,7 @@ class Answer:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     output_hash: str = ""  # of the token ids, or of the text where a server gives no ids
-    counts: SpeculationCounts | None = None  # None: only the server as a whole knows
+    counts: DraftCounts | None = None  # None: only the server as a whole knows
     error: str | None = None
 
     @property
@@ -75,7 +55,7 @@ class Answer:
 class Backend(Protocol):
     async def generate(self, prompt: Prompt, sampling: Sampling, index: int) -> Answer: ...
 
-    def counts(self) -> SpeculationCounts | None:
+    def counts(self) -> DraftCounts | None:
         """Totals since the start of the backend, where it has them."""
         ...
 

@@ -5,9 +5,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.bench.run.backend import Answer, Sampling, SpeculationCounts
+from paceline.bench.run.backend import Answer, Sampling
 from paceline.bench.workloads.workload import Prompt
-from paceline.core.outputs import RequestMetrics, RequestOutput
+from paceline.core.draft_counts import DraftCounts
+from paceline.core.outputs import RequestOutput
 from paceline.core.sampling_params import SamplingParams
 from paceline.llm import LLM, AsyncLLM
 
@@ -34,7 +35,7 @@ class EngineBackend:
         fill(answer, output)
         return answer
 
-    def counts(self) -> SpeculationCounts | None:
+    def counts(self) -> DraftCounts | None:
         return None  # every answer carries its own
 
     def figures(self) -> dict[str, float]:
@@ -72,7 +73,7 @@ def fill(answer: Answer, output: RequestOutput) -> None:
     answer.num_prompt_tokens = len(output.prompt_token_ids)
     answer.num_output_tokens = len(output.outputs[0].token_ids)
     answer.output_hash = hashlib.sha256(repr(output.outputs[0].token_ids).encode()).hexdigest()[:16]
-    answer.counts = _counts(output.metrics)
+    answer.counts = None if output.metrics is None else output.metrics.counts
 
 
 def engine_figures(llm: LLM | AsyncLLM) -> dict[str, float]:
@@ -81,15 +82,3 @@ def engine_figures(llm: LLM | AsyncLLM) -> dict[str, float]:
     drafting = sum(method.get("draft_s", 0.0) for method in stats["speculation"].values())
     seconds = {f"{phase}_s": value for phase, value in stats["step_seconds"].items()}
     return {"num_passes": stats["num_steps"], **seconds, "draft_s": drafting}
-
-
-def _counts(metrics: RequestMetrics | None) -> SpeculationCounts | None:
-    if metrics is None:
-        return None
-    return SpeculationCounts(
-        num_steps=metrics.num_steps,
-        num_drafts=metrics.num_drafts,
-        num_draft_tokens=metrics.num_draft_tokens,
-        num_accepted_tokens=metrics.num_accepted_tokens,
-        accepted_per_position=list(metrics.accepted_per_position),
-    )

@@ -7,7 +7,7 @@
 
 import re
 
-from paceline.bench.run.backend import SpeculationCounts
+from paceline.core.draft_counts import DraftCounts
 
 _SAMPLE = re.compile(r"^(?P<name>[\w:]+?)(?:_total)?(?:\{(?P<labels>[^}]*)\})?\s+(?P<value>[-+.\deE]+)")
 _POSITION = re.compile(r'position="(\d+)"')
@@ -19,10 +19,10 @@ _FIELDS = {
 _PER_POSITION = "spec_decode_num_accepted_tokens_per_pos"
 
 
-def speculation_counts(page: str) -> SpeculationCounts | None:
+def speculation_counts(page: str) -> DraftCounts | None:
     """The counters, added up over engines; None where the page has none."""
-    counts = SpeculationCounts()
-    found = False
+    counts: dict[str, int] = {}  # by field
+    per_position: list[int] = []
     for line in page.splitlines():
         sample = _SAMPLE.match(line)
         if sample is None:
@@ -30,13 +30,12 @@ def speculation_counts(page: str) -> SpeculationCounts | None:
         name = re.split(r"[:]|(?=spec_decode)", sample["name"])[-1]
         value = round(float(sample["value"]))
         if name in _FIELDS:
-            setattr(counts, _FIELDS[name], getattr(counts, _FIELDS[name]) + value)
-            found = True
+            counts[_FIELDS[name]] = counts.get(_FIELDS[name], 0) + value
         elif name == _PER_POSITION:
             position = _POSITION.search(sample["labels"] or "")
             if position is not None:
-                _add_at(counts.accepted_per_position, int(position[1]), value)
-    return counts if found else None
+                _add_at(per_position, int(position[1]), value)
+    return DraftCounts.from_dict(counts | {"accepted_per_position": per_position}) if counts else None
 
 
 def _add_at(values: list[int], index: int, amount: int) -> None:

@@ -17,10 +17,10 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
-from paceline.bench.run.backend import Answer, Sampling, SpeculationCounts
+from paceline.bench.run.backend import Answer, Sampling
 from paceline.bench.run.engine_backend import asked, engine_figures, fill, sampling_params
 from paceline.bench.run.grid import Cell, Grid, Setting
 from paceline.bench.run.provenance import provenance
@@ -28,6 +28,7 @@ from paceline.bench.run.results import Record, RecordFile
 from paceline.bench.run.summary import summarize
 from paceline.bench.run.sweep import RunOptions, line_of, record_of, say_resumed, since, time_left
 from paceline.bench.workloads.workload import Prompt, take
+from paceline.core.draft_counts import DraftCounts
 from paceline.errors import InvalidOptionError, PacelineError
 from paceline.llm import LLM
 
@@ -198,10 +199,9 @@ def _measure(grid: Grid, cells: Sequence[Cell], make_engine: MakeEngine, options
             yield record_of(grid, cell, [], {}, described, str(found))
 
 
-def _summary(lane: Lane, counts: SpeculationCounts, figures: dict[str, float], options: RunOptions) -> dict[str, Any]:
+def _summary(lane: Lane, counts: DraftCounts, figures: dict[str, float], options: RunOptions) -> dict[str, Any]:
     """Of the time since the questions came: `counts` and `figures` are the engine's totals at that moment."""
-    during = _counts(lane.llm)
-    during.add(counts, sign=-1)
+    during = _counts(lane.llm).since(counts)
     for answer in lane.answers:
         answer.counts = None  # the engine's totals count: they hold the unfinished answers too
     summary = summarize(lane.answers, during, since(figures, engine_figures(lane.llm)), options.target)
@@ -212,9 +212,6 @@ def _summary(lane: Lane, counts: SpeculationCounts, figures: dict[str, float], o
     return summary
 
 
-def _counts(llm: LLM) -> SpeculationCounts:
+def _counts(llm: LLM) -> DraftCounts:
     """Of all requests since the engine's start."""
-    total = SpeculationCounts()
-    for method in llm.stats()["speculation"].values():
-        total.add(SpeculationCounts(**{field.name: method[field.name] for field in fields(SpeculationCounts)}))
-    return total
+    return DraftCounts.total(map(DraftCounts.from_dict, llm.stats()["speculation"].values()))

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bench.run.backend import Answer, SpeculationCounts
+from paceline.bench.run.backend import Answer
+from paceline.core.draft_counts import DraftCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class LatencyTarget:
 
 def summarize(
     answers: Sequence[Answer],
-    server_counts: SpeculationCounts | None = None,  # of the run, where answers carry none
+    server_counts: DraftCounts | None = None,  # of the run, where answers carry none
     figures: dict[str, float] | None = None,  # passes of the engine and seconds by phase, during the run
     target: LatencyTarget | None = None,
 ) -> dict[str, Any]:
@@ -73,13 +74,11 @@ def _gaps(answers: Sequence[Answer]) -> list[float]:
     return [later - earlier for a in answers for earlier, later in zip(a.event_s, a.event_s[1:], strict=False)]
 
 
-def _speculation(answers: Sequence[Answer], server_counts: SpeculationCounts | None) -> dict[str, Any] | None:
+def _speculation(answers: Sequence[Answer], server_counts: DraftCounts | None) -> dict[str, Any] | None:
     counts = server_counts
     own = [a.counts for a in answers if a.counts is not None]
     if own:
-        counts = SpeculationCounts()
-        for one in own:
-            counts.add(one)
+        counts = DraftCounts.total(own)
     if counts is None:
         return None
     num_tokens = sum(a.num_output_tokens for a in answers)
@@ -91,8 +90,8 @@ def _speculation(answers: Sequence[Answer], server_counts: SpeculationCounts | N
         "num_draft_tokens": counts.num_draft_tokens,
         "num_accepted_tokens": counts.num_accepted_tokens,
         "mean_acceptance_length": num_tokens / num_steps,
-        "draft_acceptance_rate": _ratio(counts.num_accepted_tokens, counts.num_draft_tokens),
-        "wasted_share": _ratio(counts.num_draft_tokens - counts.num_accepted_tokens, counts.num_draft_tokens),
+        "draft_acceptance_rate": counts.draft_acceptance_rate,
+        "wasted_share": _ratio(counts.num_wasted_tokens, counts.num_draft_tokens),
         "acceptance_by_position": [_ratio(count, counts.num_drafts) for count in counts.accepted_per_position],
     }
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from paceline.bench.run.backend import Answer, Backend, Sampling, SpeculationCounts
+from paceline.bench.run.backend import Answer, Backend, Sampling
 from paceline.bench.run.grid import Cell, Grid, Setting
 from paceline.bench.run.load import Load, Progress, offer
 from paceline.bench.run.provenance import provenance
@@ -42,7 +42,9 @@ def run_cell(
     asyncio.run(_warm_up(backend, cell, sampling, num_requests, options))
     counts_before, figures_before = backend.counts(), backend.figures()
     answers = asyncio.run(offer(backend, take(cell.workload, num_requests), sampling, cell.load, progress))
-    counts = _difference(backend.counts(), counts_before)
+    counts = backend.counts()
+    if counts is not None and counts_before is not None:
+        counts = counts.since(counts_before)
     figures = since(figures_before, backend.figures())
     return answers, summarize(answers, counts, figures, options.target)
 
@@ -131,14 +133,6 @@ async def _warm_up(backend: Backend, cell: Cell, sampling: Sampling, num_request
     short = Sampling(**(asdict(sampling) | {"max_tokens": min(WARM_UP_TOKENS, sampling.max_tokens)}))
     prompts = take(cell.workload, count, skip=num_requests)  # others than the measured ones, where there are enough
     await offer(backend, prompts, short, Load(concurrency=count))
-
-
-def _difference(after: SpeculationCounts | None, before: SpeculationCounts | None) -> SpeculationCounts | None:
-    if after is None:
-        return None
-    if before is not None:
-        after.add(before, sign=-1)
-    return after
 
 
 def _compact(answer: Answer) -> dict[str, Any]:

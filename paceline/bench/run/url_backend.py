@@ -14,9 +14,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from paceline.bench.run.backend import Answer, Sampling, SpeculationCounts
+from paceline.bench.run.backend import Answer, Sampling
 from paceline.bench.run.server_counters import speculation_counts
 from paceline.bench.workloads.workload import Prompt
+from paceline.core.draft_counts import DraftCounts
 from paceline.errors import InvalidOptionError, MissingExtraError
 
 try:
@@ -99,7 +100,7 @@ class UrlBackend:
                 answer.event_s.append(time.perf_counter())
                 text.append(piece)
 
-    def counts(self) -> SpeculationCounts | None:
+    def counts(self) -> DraftCounts | None:
         """The server's own counters; None where it has no /metrics or does not speculate."""
         try:
             page = self._client.get("metrics")

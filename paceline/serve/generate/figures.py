@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.core.outputs import RequestMetrics
+from paceline.core.draft_counts import DraftCounts
 from paceline.serve.generate.deltas import Cursor
 from paceline.serve.generate.served_engine import ServerTokenizer
 from paceline.serve.generate.service import Call
@@ -15,44 +15,33 @@ def usage(call: Call, cursors: Sequence[Cursor]) -> dict[str, Any]:
     """OpenAI's token counts. Of a prediction: draft tokens of it that were accepted, and verified in vain."""
     num_prompt = sum(len(prompt) for prompt in call.prompts)
     num_completion = sum(cursor.num_tokens for cursor in cursors)
-    accepted = sum(counts.accepted.get(PREDICTION, 0) for counts in call.member_counts)
-    drafted = sum(counts.drafted.get(PREDICTION, 0) for counts in call.member_counts)
+    predicted = [counts.by_member[PREDICTION] for counts in call.counts if PREDICTION in counts.by_member]
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_completion,
         "total_tokens": num_prompt + num_completion,
         "prompt_tokens_details": {"cached_tokens": sum(m.num_cached_tokens for m in call.metrics.values())},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": drafted - accepted,
+            "accepted_prediction_tokens": sum(counts.num_accepted_tokens for counts in predicted),
+            "rejected_prediction_tokens": sum(counts.num_wasted_tokens for counts in predicted),
         },
     }
 
 
 def speculation(call: Call) -> dict[str, Any]:
     """All prompts of the call together."""
-    parts = list(call.metrics.values())
-    num_steps = sum(m.num_steps for m in parts)
-    num_output_tokens = sum(m.num_output_tokens for m in parts)
-    num_draft_tokens = sum(m.num_draft_tokens for m in parts)
-    num_accepted_tokens = sum(m.num_accepted_tokens for m in parts)
-    per_position = accepted_per_position(parts)
+    counts = DraftCounts.total(m.counts for m in call.metrics.values())
     return {
-        "num_steps": num_steps,
-        "num_drafts": sum(m.num_drafts for m in parts),
-        "num_draft_tokens": num_draft_tokens,
-        "num_accepted_tokens": num_accepted_tokens,
-        "mean_acceptance_length": num_output_tokens / num_steps if num_steps else 0.0,
-        "draft_acceptance_rate": num_accepted_tokens / num_draft_tokens if num_draft_tokens else 0.0,
-        "accepted_per_position": per_position,
-        "acceptance_histogram": acceptance_histogram(num_steps, per_position),
-        "lossy": any(m.lossy for m in parts),
+        "num_steps": counts.num_steps,
+        "num_drafts": counts.num_drafts,
+        "num_draft_tokens": counts.num_draft_tokens,
+        "num_accepted_tokens": counts.num_accepted_tokens,
+        "mean_acceptance_length": counts.mean_acceptance_length,
+        "draft_acceptance_rate": counts.draft_acceptance_rate,
+        "accepted_per_position": counts.accepted_per_position,
+        "acceptance_histogram": acceptance_histogram(counts.num_steps, counts.accepted_per_position),
+        "lossy": any(m.lossy for m in call.metrics.values()),
     }
-
-
-def accepted_per_position(parts: Sequence[RequestMetrics]) -> list[int]:
-    depth = max((len(m.accepted_per_position) for m in parts), default=0)
-    return [sum(m.accepted_per_position[i] for m in parts if i < len(m.accepted_per_position)) for i in range(depth)]
 
 
 def acceptance_histogram(num_steps: int, per_position: Sequence[int]) -> list[int]:

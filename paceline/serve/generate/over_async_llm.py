@@ -72,6 +72,7 @@ class EngineBackend:
             accepted=part.accepted,
             new_token_ids=part.new_token_ids,
             cache_salt=part.request.cache_salt,
+            counts=part.counts,
         )
 
     def _method(self, request: Request) -> str:

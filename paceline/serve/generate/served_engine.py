@@ -5,9 +5,10 @@ the drafts (`StepRecord`): the page's tree, a prediction's counts and the time m
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from paceline.core.draft_counts import DraftCounts
 from paceline.core.outputs import RequestOutput
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
@@ -46,6 +47,7 @@ class PassRecord:
     accepted: Sequence[int]  # node indices, top first
     new_token_ids: Sequence[int]
     cache_salt: str = ""  # of the request: says whose it is (serve/http/tenants.py)
+    counts: DraftCounts = field(default_factory=DraftCounts)  # of this pass
 
 
 @dataclass(frozen=True, slots=True)

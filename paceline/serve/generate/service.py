@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.core.draft_counts import DraftCounts
 from paceline.core.outputs import RequestMetrics, RequestOutput, TokenLogprobs
 from paceline.core.sampling_params import SamplingParams
 from paceline.serve.config import ServerConfig
@@ -20,7 +21,7 @@ from paceline.serve.http.limits import check_options, num_prompts
 from paceline.serve.http.logs import log
 from paceline.serve.http.request_bodies import ChatCompletionRequest, GenerationRequest
 from paceline.serve.http.tenants import Tenant
-from paceline.serve.observe.latest_steps import MemberCounts, Recorder
+from paceline.serve.observe.latest_steps import Recorder
 from paceline.serve.observe.metrics import Metrics
 
 
@@ -36,7 +37,7 @@ class Call:
     cache_salt: str = ""
     created: int = field(default_factory=lambda: int(time.time()))
     arrival_s: float = field(default_factory=time.perf_counter)
-    member_counts: list[MemberCounts] = field(default_factory=list)  # one per choice, where a prediction was given
+    counts: list[DraftCounts] = field(default_factory=list)  # so far, one per choice, where a prediction was given
     prompt_logprobs: dict[int, list[TokenLogprobs | None]] = field(default_factory=dict)  # by prompt, where asked for
     metrics: dict[int, RequestMetrics] = field(default_factory=dict)  # by prompt, once it is finished
 
@@ -152,7 +153,7 @@ class Service:
         if call.body.prediction is None:
             return
         ids = [request_id for prompt in range(len(call.prompts)) for request_id in call.sequence_ids(prompt)]
-        call.member_counts = [self.recorder.follow(request_id) for request_id in ids]
+        call.counts = [self.recorder.follow(request_id) for request_id in ids]
 
     async def _one(self, call: Call, prompt: int) -> AsyncIterator[tuple[int, RequestOutput]]:
         """The states of one prompt, its latencies observed on the way."""

@@ -5,30 +5,13 @@ all that is shared, so there is no lock: a reader sees a moment ago at worst.
 """
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from paceline.core.draft_counts import MEMBER_SEPARATOR
+from paceline.core.draft_counts import DraftCounts
 from paceline.serve.generate.served_engine import PassRecord, StepRecord
 from paceline.serve.observe.saving import StepCostModel
 
 NUM_RECENT_TREES = 8
-
-
-@dataclass(slots=True)
-class MemberCounts:
-    """What each drafter did for one sequence, in draft tokens."""
-
-    drafted: dict[str, int] = field(default_factory=dict)
-    accepted: dict[str, int] = field(default_factory=dict)
-
-    def record(self, record: PassRecord) -> None:
-        for node in range(len(record.draft)):
-            for member in members_of(record, node):
-                self.drafted[member] = self.drafted.get(member, 0) + 1
-        for node in record.accepted[: len(record.new_token_ids)]:
-            for member in members_of(record, node):
-                self.accepted[member] = self.accepted.get(member, 0) + 1
 
 
 @dataclass(slots=True)
@@ -40,12 +23,12 @@ class Recorder:
     def __init__(self) -> None:
         self.recent_trees: deque[PassRecord] = deque(maxlen=NUM_RECENT_TREES)  # newest last
         self.saved: dict[str, TimeSaved] = {}  # by method
-        self._followed: dict[str, MemberCounts] = {}
+        self._followed: dict[str, DraftCounts] = {}
         self._costs = StepCostModel()
 
-    def follow(self, request_id: str) -> MemberCounts:
+    def follow(self, request_id: str) -> DraftCounts:
         """Count for this sequence from now until `forget`."""
-        counts = self._followed[request_id] = MemberCounts()
+        counts = self._followed[request_id] = DraftCounts()
         return counts
 
     def forget(self, request_id: str) -> None:
@@ -57,11 +40,6 @@ class Recorder:
                 self.recent_trees.append(record)
             counts = self._followed.get(record.request_id)
             if counts is not None:
-                counts.record(record)
+                counts.add(record.counts)
         for method, seconds in self._costs.saving(step).items():
             self.saved.setdefault(method, TimeSaved()).seconds += seconds
-
-
-def members_of(record: PassRecord, node: int) -> Sequence[str]:
-    members = record.draft.members
-    return (record.method,) if members is None else members[node].split(MEMBER_SEPARATOR)

@@ -6,7 +6,6 @@ from typing import Any
 from paceline.serve.generate.served_engine import PassRecord, ServerTokenizer
 from paceline.serve.generate.service import Service
 from paceline.serve.http.tenants import Tenant
-from paceline.serve.observe.latest_steps import members_of
 
 MAX_DRAWN_NODES = 128
 
@@ -39,7 +38,8 @@ def live(service: Service, tenant: Tenant) -> dict[str, Any]:
 
 def draw(record: PassRecord, tokenizer: ServerTokenizer) -> dict[str, Any]:
     """A verified tree as the page draws it; nodes past the limit are left out, parents always come first."""
-    tree = record.draft.first(MAX_DRAWN_NODES)
+    tree = record.draft.cut(MAX_DRAWN_NODES)
+    members = tree.members or [(record.method,)] * len(tree)
     accepted = record.accepted[: len(record.new_token_ids)]  # a stop may have cut the path short
     return {
         "request_id": record.request_id,
@@ -49,10 +49,10 @@ def draw(record: PassRecord, tokenizer: ServerTokenizer) -> dict[str, Any]:
             {
                 "text": tokenizer.token_text(token),
                 "parent": parent,
-                "members": list(members_of(record, node)),
+                "members": list(names),
                 "accepted": node in accepted,
             }
-            for node, (token, parent) in enumerate(zip(tree.token_ids, tree.parents, strict=True))
+            for node, (token, parent, names) in enumerate(zip(tree.token_ids, tree.parents, members, strict=True))
         ],
         "then": [tokenizer.token_text(token) for token in record.new_token_ids[len(accepted) :]],
     }

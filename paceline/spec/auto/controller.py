@@ -443,7 +443,7 @@ class AutoProposer:
             if num_kept == num_nodes or tree.draft_probs is not None:
                 trees[i] = tree
             elif keep:
-                trees[i] = tree.select(keep)
+                trees[i] = tree.keep(keep)
         self._totals["drafted_nodes"] += num_drafted
         self._totals["offered_nodes"] += num_offered
         if self._num_awake:

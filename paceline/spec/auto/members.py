@@ -23,7 +23,6 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.core.draft_counts import MEMBER_SEPARATOR
 from paceline.core.tree import DraftTree
 from paceline.spec.merge.usefulness import Usefulness
 from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, union
@@ -139,8 +138,8 @@ class MemberChoice(Usefulness):
         self._cheap_nodes = 0.0  # and for how many nodes
         self._expected: dict[str, float] = {}  # dear member -> tokens that its nodes in this pass should bring
         self._order: list[str] = list(self.dear)  # the dear ones, the most profitable first
-        self._only_cheap: dict[str, bool] = {}  # a node's drafters -> none of them dear
-        self._owners: dict[str, str] = {}  # a node's drafters -> whom it counts for, in that order
+        self._only_cheap: dict[tuple[str, ...], bool] = {}  # a node's drafters -> none of them dear
+        self._owners: dict[tuple[str, ...], str] = {}  # a node's drafters -> whom it counts for, in that order
 
     @property
     def needs(self) -> Needs:
@@ -176,7 +175,7 @@ class MemberChoice(Usefulness):
         names = tree.members[node]
         cheap = self._only_cheap.get(names)
         if cheap is None:
-            cheap = self._only_cheap[names] = self.dear.keys().isdisjoint(names.split(MEMBER_SEPARATOR))
+            cheap = self._only_cheap[names] = self.dear.keys().isdisjoint(names)
         return cheap
 
     def num_only_cheap(self, passes: Sequence[RequestPass]) -> int:
@@ -342,10 +341,9 @@ class MemberChoice(Usefulness):
                     num_cheap += 1
         return num_rows, num_tokens, num_cheap
 
-    def _owner(self, names: str) -> str:
+    def _owner(self, names: tuple[str, ...]) -> str:
         """Whom a node counts for, of those who drafted it: a cheap member, or else the most profitable one."""
-        drafters = names.split(MEMBER_SEPARATOR)
-        owner = min(drafters, key=lambda name: self._order.index(name) if name in self.dear else -1)
+        owner = min(names, key=lambda name: self._order.index(name) if name in self.dear else -1)
         self._owners[names] = owner
         return owner
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.request import Request
-from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.core.tree import EMPTY_TREE, DraftTree, likeliest
 from paceline.spec.feature.draft_scores import LOWEST, Floats, Scored
 from paceline.spec.proposer import Budget
 
@@ -60,18 +60,16 @@ class Growth:
         return [first + int(i) for i in order if paths[i] >= floor]
 
     def tree(self) -> DraftTree:
-        """The likeliest nodes. A path is never likelier than its beginning, so parents are among them."""
-        order = sorted(range(len(self.token_ids)), key=lambda i: (-self.path_log_probs[i], i))
-        floor = max(LOWEST / 2, self.lowest)
-        keep = sorted(i for i in order[: self.budget.num_nodes] if self.path_log_probs[i] >= floor)
-        if not keep:
+        """The likeliest nodes."""
+        nodes = likeliest(self.path_log_probs, self.budget.num_nodes, max(LOWEST / 2, self.lowest))
+        if not nodes:
             return EMPTY_TREE
-        new_index = {-1: -1} | {old: new for new, old in enumerate(keep)}
+        kept = DraftTree(self.token_ids, self.parents).keep(nodes)
         return DraftTree(
-            [self.token_ids[i] for i in keep],
-            [new_index[self.parents[i]] for i in keep],
-            torch.stack([self.probs[i] for i in keep]) if self.probs else None,
-            confidence=None if self.probs else [math.exp(self.log_probs[i]) for i in keep],
+            kept.token_ids,
+            kept.parents,
+            torch.stack([self.probs[i] for i in nodes]) if self.probs else None,
+            confidence=None if self.probs else [math.exp(self.log_probs[i]) for i in nodes],
         )
 
 

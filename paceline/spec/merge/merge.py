@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.core.draft_counts import MEMBER_SEPARATOR
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
-from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.core.tree import EMPTY_TREE, DraftTree, likeliest
 from paceline.errors import InvalidOptionError
 from paceline.spec.drafter_faults import DrafterFaults
 from paceline.spec.engine_parts import Services
@@ -238,16 +237,14 @@ class MergeProposer:
         paths: list[float] = []
         for parent, chance in zip(tree.parents, chances, strict=True):
             paths.append(chance if parent < 0 else chance * paths[parent])
-        rated = DraftTree(tree.token_ids, tree.parents, members=[name] * len(paths), confidence=chances)
-        if min(paths) >= MIN_CHANCE:
-            return rated
-        return rated.select([node for node, path in enumerate(paths) if path >= MIN_CHANCE])
+        rated = DraftTree(tree.token_ids, tree.parents, members=[(name,)] * len(paths), confidence=chances)
+        return rated.keep(likeliest(paths, len(paths), MIN_CHANCE))
 
     def _select(self, candidates: Candidates, num_nodes: int) -> DraftTree:
         """The likeliest nodes: a node's chance is its path's, so a parent always comes before its children."""
         token_ids: list[int] = []
         parents: list[int] = []
-        members: list[str] = []
+        members: list[tuple[str, ...]] = []
         confidence: list[float] = []
         heap: list[tuple[float, int, int, float]] = []  # (-chance of the path, candidate, parent in tree, own chance)
 
@@ -265,7 +262,7 @@ class MergeProposer:
             negative, candidate, parent, chance = heapq.heappop(heap)
             token_ids.append(candidates.token_ids[candidate])
             parents.append(parent)
-            members.append(MEMBER_SEPARATOR.join(guess[0] for guess in candidates.guesses[candidate]))
+            members.append(tuple([guess[0] for guess in candidates.guesses[candidate]]))
             confidence.append(chance)
             push(candidate, len(token_ids) - 1, -negative)
         return DraftTree(token_ids, parents, members=members, confidence=confidence)
@@ -279,15 +276,15 @@ def side_by_side(trees: dict[str, DraftTree], budget: Budget) -> DraftTree:
     probs = [tree.draft_probs for tree in trees.values() if tree.draft_probs is not None]
     token_ids: list[int] = []
     parents: list[int] = []
-    members: list[str] = []
+    members: list[tuple[str, ...]] = []
     rows = []
     for name, whole in trees.items():
         # Room was shared beforehand, by counting trees and not tokens.
-        tree = whole.first(budget.num_nodes // len(trees))
+        tree = whole.cut(budget.num_nodes // len(trees))
         base = len(token_ids)
         token_ids += tree.token_ids
         parents += [-1 if parent < 0 else parent + base for parent in tree.parents]
-        members += [name] * len(tree)
+        members += [(name,)] * len(tree)
         if tree.draft_probs is None:
             fixed = torch.tensor(tree.token_ids, device=probs[0].device)
             rows.append(torch.nn.functional.one_hot(fixed, probs[0].shape[1]).to(probs[0].dtype))

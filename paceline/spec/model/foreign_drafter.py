@@ -128,7 +128,7 @@ class ForeignDrafter:
         # Tokenized with what stands before it, the draft has the tokens that the target would use there.
         tokens = ids[len(tail) :] if ids[: len(tail)] == tail else self._target.encode(text, add_special_tokens=False)
         known = [token for token in tokens if token < self._vocab_size]
-        return DraftTree.chain(known[: min(budget.max_depth, budget.num_nodes)]) if known else EMPTY_TREE
+        return DraftTree.chain(known).cut(budget.num_nodes, budget.max_depth)
 
 
 def _empty_twin() -> Request:

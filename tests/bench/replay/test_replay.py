@@ -36,8 +36,8 @@ def test_a_replay_emits_what_the_live_run_emitted(
     """These drafters see only tokens, so every draft, and with it every count, is the same."""
     replayed = Replay(recorded, config, concurrency=concurrency).run()
     live, _ = live_acceptance_length(toy_model(), config, recorded, concurrency, **LIMITS)
-    assert replayed.num_accepted_tokens > 0
-    assert replayed.mean_acceptance_length == pytest.approx(live, rel=0.03 if concurrency > 1 else 1e-12)
+    assert replayed.counts.num_accepted_tokens > 0
+    assert replayed.counts.mean_acceptance_length == pytest.approx(live, rel=0.03 if concurrency > 1 else 1e-12)
 
 
 def test_drafters_that_read_logits_learn_from_rejected_nodes_too(recorded: list[Recorded]) -> None:
@@ -48,9 +48,9 @@ def test_drafters_that_read_logits_learn_from_rejected_nodes_too(recorded: list[
     assert [one.output_token_ids for one in alone] == [one.output_token_ids for one in recorded]
     assert sum(len(one.rejected) for one in alone) > 100
     live, _ = live_acceptance_length(toy_model(), config, alone, 1, **LIMITS)
-    assert Replay(alone, config).run().mean_acceptance_length == pytest.approx(live, rel=0.03)
+    assert Replay(alone, config).run().counts.mean_acceptance_length == pytest.approx(live, rel=0.03)
     blind = [replace(one, rejected=[]) for one in alone]
-    assert Replay(blind, config).run().num_drafts < Replay(alone, config).run().num_drafts
+    assert Replay(blind, config).run().counts.num_drafts < Replay(alone, config).run().counts.num_drafts
 
 
 def test_rejected_nodes_are_noted_by_where_they_leave_the_output() -> None:
@@ -82,7 +82,7 @@ def test_an_earlier_opinion_is_taken_where_the_very_node_is_not_recorded() -> No
 def test_plain_decoding_costs_what_the_curve_says(recorded: list[Recorded]) -> None:
     cost = PassCost.of({1: 0.010, 2: 0.012, 4: 0.02})
     result = Replay(recorded, {"method": "none"}, concurrency=2, pass_cost=cost).run()
-    assert (result.num_passes, result.num_steps) == (80, 160)
+    assert (result.num_passes, result.counts.num_steps) == (80, 160)
     assert result.pass_s == pytest.approx(80 * 0.012) == result.plain_s
 
 

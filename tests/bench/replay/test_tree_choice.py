@@ -54,7 +54,7 @@ def test_the_chances_of_a_known_target_are_found_and_predict_the_replay() -> Non
     assert chances[1] == [pytest.approx(0.7, abs=0.1), pytest.approx(0.3, abs=0.1)]
     assert [len(choice.shape) for choice in tuned.choices] == [2, 6, 12]
     for choice in tuned.choices:
-        assert choice.replayed.mean_acceptance_length == pytest.approx(choice.shape.expected_tokens, rel=0.12)
+        assert choice.replayed.counts.mean_acceptance_length == pytest.approx(choice.shape.expected_tokens, rel=0.12)
         assert sum(choice.nodes_by_depth) == len(choice.shape)
     assert (tuned.num_learned, tuned.num_judged) == (2, 2)
 

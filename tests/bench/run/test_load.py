@@ -6,10 +6,11 @@ import time
 import pytest
 
 from paceline.bench.analyse.intervals import median
-from paceline.bench.run.backend import Answer, Sampling, SpeculationCounts
+from paceline.bench.run.backend import Answer, Sampling
 from paceline.bench.run.load import Load, offer
 from paceline.bench.run.summary import LatencyTarget, summarize
 from paceline.bench.workloads.workload import take
+from paceline.core.draft_counts import DraftCounts
 from paceline.errors import InvalidOptionError
 from tests.bench.toy_llm import FakeBackend
 
@@ -45,10 +46,12 @@ def test_a_load_is_either_users_or_a_rate(given: dict[str, float]) -> None:
 
 
 def _answers() -> list[Answer]:
-    counts = SpeculationCounts(num_steps=2, num_drafts=2, num_draft_tokens=4, num_accepted_tokens=3)
+    counts = DraftCounts(num_steps=2, num_drafts=2, num_draft_tokens=4, num_accepted_tokens=3)
     counts.accepted_per_position = [2, 1]
     first = Answer("a", "chat", 0.0, [1.0, 1.5, 2.0], 10, 5, "x", counts)
-    second = Answer("b", "code", 1.0, [2.0, 4.0], 10, 3, "y", SpeculationCounts(2, 1, 2, 0))
+    second = Answer(
+        "b", "code", 1.0, [2.0, 4.0], 10, 3, "y", DraftCounts(num_steps=2, num_drafts=1, num_draft_tokens=2)
+    )
     return [first, second, Answer("c", "code", 0.0, error="ValueError: no")]
 
 

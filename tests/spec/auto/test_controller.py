@@ -254,8 +254,8 @@ def test_in_one_batch_the_nodes_go_to_those_who_use_them() -> None:
     recorded = [_recorded(kind, seed) for seed, kind in enumerate(["loop", "noise", "noise", "noise"])]
     replay = Replay(recorded, {"method": "auto", "members": ["ngram", "suffix"]}, concurrency=4, pass_cost=CHEAP_ROWS)
     result = replay.run()
-    assert result.draft_acceptance_rate > 0.8
-    assert result.num_accepted_tokens > 150
+    assert result.counts.draft_acceptance_rate > 0.8
+    assert result.counts.num_accepted_tokens > 150
 
 
 def test_it_follows_a_change_within_fifty_steps() -> None:
@@ -267,7 +267,7 @@ def test_it_follows_a_change_within_fifty_steps() -> None:
     assert first <= 50
     back = emitted[-250:]  # the last phase: plain decoding again
     assert sum(back) / len(back) < 1.1
-    assert replay.result.num_draft_tokens < 700
+    assert replay.result.counts.num_draft_tokens < 700
 
 
 def test_limits_by_hand_are_kept() -> None:
@@ -306,8 +306,8 @@ def test_a_member_that_drafts_alone_is_passed_on(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(AutoProposer, "_whom_to_ask", lambda self, requests: [])
     replay = Replay([_recorded("loop", 1, 400)], {"method": "auto"}, pass_cost=CHEAP_ROWS)
     result = replay.run()
-    assert result.mean_acceptance_length > 1.5
-    assert {name for tree in passed_on for name in tree.members or []} == {"suffix"}
+    assert result.counts.mean_acceptance_length > 1.5
+    assert {names for tree in passed_on for names in tree.members or []} == {("suffix",)}
     decisions = replay.speculator.stats()["auto"]["decisions"]
     assert decisions["offered_nodes"] >= sum(len(tree) for tree in passed_on) > 0
 

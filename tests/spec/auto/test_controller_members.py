@@ -32,7 +32,7 @@ def run(members: MemberChoice, num_steps: int, cost_s: float, accepted: bool, nu
         members.begin_step(num_requests)
         asked = "dear" in members.worth_asking()
         num_asked += asked
-        tree = DraftTree([7], [-1], members=["dear"]) if asked else DraftTree([], [])
+        tree = DraftTree([7], [-1], members=[("dear",)]) if asked else DraftTree([], [])
         request: Any = None
         one = RequestPass(request, range(2), 0, 1, tree, [0] if asked and accepted else [], [7, 8])
         members.dear["dear"].spent_s += cost_s if asked else 0.0
@@ -162,7 +162,7 @@ def test_of_two_that_draft_the_same_one_is_kept() -> None:
     for _ in range(60):
         members.begin_step(1)
         asked = [name for name in members.worth_asking() if name in names]
-        tree = DraftTree([7], [-1], members=["+".join(asked)]) if asked else DraftTree([], [])
+        tree = DraftTree([7], [-1], members=[tuple(asked)]) if asked else DraftTree([], [])
         request: Any = None
         one = RequestPass(request, range(2), 0, 1, tree, [0] if asked else [], [7, 8])
         for name in asked:
@@ -191,7 +191,7 @@ def test_a_trial_with_a_few_requests_counts_for_the_whole_batch() -> None:
         while members.dear["dear"].state == "trial":
             assert "dear" in members.worth_asking()
             tried = min(2, num_requests)
-            trees = [DraftTree([7], [-1], members=["dear"])] * tried + [DraftTree([], [])] * (num_requests - tried)
+            trees = [DraftTree([7], [-1], members=[("dear",)])] * tried + [DraftTree([], [])] * (num_requests - tried)
             request: Any = None
             passes = [RequestPass(request, range(2), 0, 1, tree, [0] if tree else [], [7, 8]) for tree in trees]
             members.dear["dear"].spent_s += 0.022  # two tokens are worth 0.019 and their rows cost 0.001

@@ -156,7 +156,7 @@ def test_beside_eagle3_in_a_merge(params: dict[str, Any], monkeypatch: pytest.Mo
     core = toy_core({"method": "merge", "members": [*members, "ngram"]}, num_blocks=256)
     drafted = record(core, monkeypatch)
     assert run_all(core, batch()) == run_all(toy_core(num_blocks=256), batch())
-    drafters = {name for _, tree in drafted for names in tree.members or [] for name in names.split("+")}
+    drafters = {name for _, tree in drafted for names in tree.members or [] for name in names}
     assert {"eagle", "eagle3"} <= drafters
 
 

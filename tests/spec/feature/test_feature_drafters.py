@@ -117,8 +117,8 @@ def requests(corpus: Corpus, limit: int = 100, **params: Any) -> list[Request]:
 
 def acceptance_of(core: EngineCore) -> float:
     """Mean acceptance length over the passes that verified a draft."""
-    [figures] = [stats for stats in core.speculator._stats.values() if stats.num_drafts]
-    return 1.0 + figures.num_accepted_tokens / figures.num_drafts
+    [counts] = [stats.counts for stats in core.speculator._stats.values() if stats.counts.num_drafts]
+    return 1.0 + counts.num_accepted_tokens / counts.num_drafts
 
 
 def test_the_engine_accepts_what_training_measured(

@@ -25,7 +25,7 @@ class Fixed:
         self.name, self.tree = name, tree
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
-        return [self.tree.first(budget.num_nodes) for budget in budgets]
+        return [self.tree.cut(budget.num_nodes) for budget in budgets]
 
     def observe(self, step: StepContext) -> None:
         pass
@@ -48,7 +48,7 @@ def propose(merged: MergeProposer, num_nodes: int = 32) -> DraftTree:
 def test_same_paths_are_joined_and_everybody_is_named() -> None:
     tree = propose(merge_of(a=DraftTree.chain([5, 6, 7]), b=DraftTree.chain([5, 6, 8])))
     nodes = {tuple(tree.token_ids[i] for i in tree.ancestors(n)): (tree.members or [])[n] for n in range(len(tree))}
-    assert nodes == {(5,): "a+b", (5, 6): "a+b", (5, 6, 7): "a", (5, 6, 8): "b"}
+    assert nodes == {(5,): ("a", "b"), (5, 6): ("a", "b"), (5, 6, 7): ("a",), (5, 6, 8): ("b",)}
 
 
 def test_the_budget_goes_to_whoever_has_been_right() -> None:
@@ -57,7 +57,7 @@ def test_the_budget_goes_to_whoever_has_been_right() -> None:
         propose(merged)
         merged._learn(merged._candidates["a"], [1, 2, 3, 4, 5])
     tree = propose(merged, num_nodes=4)
-    assert tree.token_ids == [1, 2, 3, 4] and set(tree.members or []) == {"right"}
+    assert tree.token_ids == [1, 2, 3, 4] and set(tree.members or []) == {("right",)}
     for _ in range(200):  # the world changes
         propose(merged)
         merged._learn(merged._candidates["a"], [9, 9, 9, 9, 9])
@@ -220,7 +220,7 @@ def test_sampled_members_keep_their_trees_and_their_q() -> None:
     }
     tree = side_by_side(trees, Budget(9, 4))
     assert tree.token_ids == [3, 4, 3, 4, 7] and tree.parents == [-1, 0, -1, 2, -1]  # duplicates stay
-    assert tree.members == ["a", "a", "b", "b", "fixed"]
+    assert tree.members == [("a",), ("a",), ("b",), ("b",), ("fixed",)]
     assert tree.draft_probs is not None and tree.draft_probs.argmax(dim=1).tolist() == [3, 4, 3, 4, 7]
     assert len(side_by_side(trees, Budget(3, 4))) == 3
 

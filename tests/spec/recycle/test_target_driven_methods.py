@@ -47,6 +47,7 @@ def run(spec: Speculator, prompt: list[int], num_tokens: int, request_id: str = 
         job.token_ids += new
         emitted.append(len(new))
         done = RequestPass(job, range(1), start, num_committed, tree, accepted, new_token_ids=new, logits_row=0)
+        done.counts.count(tree, accepted, len(new))
         start, num_committed = job.num_tokens - 1, 1
         step = StepContext([job], [done], logits=logits)
         spec.observe(step)
