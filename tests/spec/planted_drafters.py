@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.spec.proposer import Budget, Proposer, StepContext
-from tests.spec.conformance import known_text
+from tests.spec.conformance_cases import known_text
 
 
 class Knows(Proposer):

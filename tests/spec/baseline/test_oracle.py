@@ -2,7 +2,7 @@
 
 from paceline.spec.proposer import StepContext
 from paceline.spec.speculator import Speculator
-from tests.spec.conformance import PROMPTS, requests, shapes
+from tests.spec.conformance_cases import PROMPTS, requests, shapes
 from tests.toy import toy_core
 
 
