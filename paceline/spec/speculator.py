@@ -148,6 +148,7 @@ class Speculator:
                 proposer.skip_step()
             except BaseException as error:
                 self._faults.note(name, error)
+        self._faults.end_step()
         return True
 
     def _may_skip(self, name: str, proposer: Proposer) -> bool:

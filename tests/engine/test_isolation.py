@@ -175,6 +175,14 @@ class BrokenDrafter(Proposer):
             raise Panic("needs")
         return Needs()
 
+    def skips_next_step(self) -> bool:
+        if self.breaks == "skips_next_step":
+            raise ValueError("skips_next_step")
+        return self.breaks == "skip_step"
+
+    def skip_step(self) -> None:
+        raise ValueError("skip_step")
+
     def observe(self, step: StepContext) -> None:
         if self.breaks == "observe":
             raise ValueError("observe")
@@ -200,6 +208,7 @@ class BrokenDrafter(Proposer):
 
 
 BREAKS = ["needs", "observe", "propose", "token", "parent", "size", "members", "probs", "count", "none"]
+BREAKS += ["skips_next_step", "skip_step"]
 
 
 @pytest.mark.faults
