@@ -1,5 +1,6 @@
 """The speculator asks proposers what they declare, and takes them at their word."""
 
+import importlib
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -100,7 +101,5 @@ def test_the_clock_reaches_members_too() -> None:
 @pytest.mark.parametrize("method", PROPOSERS)
 def test_every_method_inherits_what_is_asked_of_it(method: str) -> None:
     """So nobody has to look whether a proposer has an attribute."""
-    import importlib
-
     module, _, name = PROPOSERS[method].target.partition(":")
     assert issubclass(getattr(importlib.import_module(module), name), Proposer)
