@@ -1,4 +1,4 @@
-"""The table of drafting methods. Adding one is a file beside this one and a row here.
+"""The table of drafting methods. Adding one is a file in one of the folders beside this one, and a row here.
 
 A row names the class (imported when it is first used), says in a line what the method does, and lists the options that
 belong to it. Every method has `num_speculative_tokens` (the longest path) and `node_budget` (nodes in a tree).
@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.errors import InvalidOptionError
 from paceline.spec.config.method import (
+    Loaded,
     Method,
     check_widths,
     derive_from_widths,
@@ -43,7 +44,7 @@ def _check_draft_model(options: Mapping[str, Any]) -> None:
 
 
 def _model(name: str, value: Any) -> Any:
-    if not (isinstance(value, str) and value) and not hasattr(value, "decoder"):
+    if not (isinstance(value, str) and value) and not isinstance(value, Loaded):
         raise InvalidOptionError(f"{name} must be a model's name, folder or file, got {value!r}")
     return value
 
@@ -55,7 +56,8 @@ def _members(name: str, value: Any) -> Any:
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
         raise InvalidOptionError(f"{name} must be a list such as ['ngram', 'suffix'], got {value!r}")
     for member in value:
-        method = member.get("method") if isinstance(member, Mapping) else getattr(member, "method", member)
+        method = member.get("method") if isinstance(member, Mapping) else member
+        method = method.method if isinstance(method, SpeculativeConfig) else method
         if method in NOT_MEMBERS:
             raise InvalidOptionError(
                 f"{name} must be drafting methods other than {', '.join(NOT_MEMBERS)}; got {method!r}"
@@ -99,7 +101,7 @@ def _check_lookahead(options: Mapping[str, Any]) -> None:
 
 
 PROPOSERS: dict[str, Method] = {
-    "none": Method("paceline.spec.baseline.none:NoProposer", "plain decoding"),
+    "none": Method("paceline.spec.baseline.none:NoProposer", "plain decoding", drafts=False),
     "ngram": Method(
         "paceline.spec.lookup.ngram:NgramProposer",
         "prompt lookup: copy what followed the last tokens where they stood before",
@@ -127,6 +129,7 @@ PROPOSERS: dict[str, Method] = {
         "paceline.spec.lookup.prediction:PredictionProposer",
         "the client's expected text, realigned after each mismatch",
         size(24, 24),
+        told_by="prediction",
     ),
     "recycling": Method(
         "paceline.spec.recycle.recycling:RecyclingProposer",
@@ -218,6 +221,7 @@ PROPOSERS: dict[str, Method] = {
         | {"members": Option(None, optional(_members), "names or configurations; without: all this target has")},
         derive=_share_size,
         per_request=False,  # it measures the model before anything runs
+        by_time=True,
     ),
     "oracle": Method(
         "paceline.spec.baseline.oracle:OracleProposer",
@@ -231,6 +235,7 @@ PROPOSERS: dict[str, Method] = {
         },
         chain=lambda options: options["shape"] == "chain",
         per_request=False,
+        told_by="sequences",
     ),
 }
 

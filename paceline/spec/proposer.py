@@ -1,18 +1,20 @@
 """The seam between the engine and the drafting methods.
 
-A method is one file in `spec/` and one row in `PROPOSERS` (spec/methods.py). The engine asks a
-proposer what it needs; it never asks what it is.
+A method is one file in `spec/` and one row in `PROPOSERS` (spec/methods.py). All that is ever asked of a proposer is in
+`Proposer` below, with a default; only `propose` has none. docs/methods.md, "Write your own drafter", has an example.
 
 One step, seen from here: the target pass verified the drafts -> `observe(step)` tells every proposer what happened ->
 `propose(step, budgets)` asks for the next trees, one per request, in order. An empty tree means "decode plainly".
 
-A proposer that expects nothing from the next steps may say so in `steps_to_rest`: where all of them rest, they are
-neither asked nor told of passes, unless somebody is gone, and the step is one of plain decoding in every respect.
+A proposer that would draft nothing in the next step may say so in `skips_next_step`: where all of them do, none is
+asked or told of the pass, unless a request is gone, and the step is one of plain decoding in every respect.
 """
 
-from collections.abc import Sequence
+# ruff: noqa: B027  (a default that does nothing is what most proposers want)
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +22,9 @@ from torch import Tensor
 
 from paceline.core.draft_counts import DraftCounts
 from paceline.core.request import Request
+from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.spec.engine_parts import Services
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +48,14 @@ def union(needs: Sequence[Needs]) -> Needs:
 
 
 class Budget(NamedTuple):
-    """How much one request's next tree may hold."""
+    """How much one request's next tree may hold; zero: nothing, and its tree is to be empty."""
 
     num_nodes: int
     max_depth: int
+    # Least probability, by the drafter, of a path that is worth its row of the pass, and of one that is worth the time
+    # to draft what follows it. Only proposers that say `keeps_min_prob` are held to them.
+    min_prob: float = 0.0
+    min_prob_to_extend: float = 0.0
 
 
 @dataclass(slots=True)
@@ -83,13 +91,39 @@ class StepContext:
     block_uses: NDArray[np.int32] | None = None  # [blocks]: times that each KV block was handed out
 
 
-class Proposer(Protocol):
-    name: str
+class Proposer(ABC):
+    """A drafting method in use: inherit from this, and write `propose` at least."""
 
-    @property
-    def needs(self) -> Needs:
-        """In the next step: may change from step to step."""
+    needs: Needs = Needs()  # in the next step: a property may change it from step to step
+    keeps_min_prob: bool = False  # it leaves out what is below `Budget.min_prob` and stops at `min_prob_to_extend`
 
-    def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]: ...
+    def __init__(self, services: Services, largest: Budget) -> None:
+        """Given what the engine has and the largest budget there will be; then, by keyword, the options of its row."""
 
-    def observe(self, step: StepContext) -> None: ...
+    @abstractmethod
+    def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
+        """One tree for each of `step.requests`, in order, none larger than its budget."""
+
+    def observe(self, step: StepContext) -> None:
+        """Told what the last pass brought, and which requests to forget."""
+
+    def check_params(self, params: SamplingParams) -> None:
+        """Raises, in the thread of whoever sent the request, where it cannot be honoured."""
+
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        """From now on it measures time with this one."""
+
+    def skips_next_step(self) -> bool:
+        """Would it draft nothing in the next step, whatever comes, and need not hear of its pass?"""
+        return False
+
+    def skip_step(self) -> None:
+        """Told that it was taken at its word: the step goes on without it."""
+
+    def report(self) -> dict[str, Any]:
+        """What it decided, for `LLM.stats()`; empty where it decides nothing."""
+        return {}
+
+    def member_figures(self) -> dict[str, dict[str, Any]]:
+        """Of a proposer that asks others: member -> host seconds spent on it (`draft_s`), and how often it raised."""
+        return {}

@@ -42,7 +42,7 @@ class Speculator:
         self._stats: dict[str, MethodStats] = defaultdict(MethodStats)
         self._choices: dict[str, Choice] = {}  # request id -> how it is drafted for
         self._faults = DrafterFaults()
-        self._all_rest = False  # did no proposer want to be asked after the last pass?
+        self._is_skipped = False  # did no proposer want to be asked after the last pass?
         if self.config is not None and self.config.method != "none":
             self._proposer(self.config.method)
 
@@ -77,10 +77,7 @@ class Speculator:
     def use_clock(self, clock: Callable[[], float]) -> None:
         """Whoever decides by measured time measures it with this: a replay's, or one that stops between steps."""
         for proposer in self._proposers.values():
-            timed: Any
-            for timed in (proposer, getattr(proposer, "usefulness", None)):
-                if hasattr(timed, "clock"):
-                    timed.clock = clock
+            proposer.use_clock(clock)
 
     def check_request(self, params: SamplingParams) -> None:
         """Refuse a request whose own choice cannot be honoured, before it is queued."""
@@ -88,10 +85,7 @@ class Speculator:
         if chosen is PLAIN:
             return
         try:
-            proposer = self._proposer(chosen.method)
-            check = getattr(proposer, "check_params", None)
-            if check is not None:
-                check(params)
+            self._proposer(chosen.method).check_params(params)
         except PacelineError:
             raise
         except BaseException as error:
@@ -104,7 +98,7 @@ class Speculator:
                 method = self._choice(verified.request).method
                 self._stats[method].counts.add(verified.counts)
                 served[method].append(verified.request)
-        if self._all_rest and not step.gone:
+        if self._is_skipped and not step.gone:
             return  # nothing was drafted, and nobody asked
         for name, proposer in list(self._proposers.items()):  # a request may bring a method from another thread
             if name in self._faults.off:
@@ -120,8 +114,8 @@ class Speculator:
 
     def propose(self, step: StepContext) -> list[DraftTree]:
         trees = [EMPTY_TREE] * len(step.requests)
-        self._all_rest = self._is_rest_for_all()
-        if self._all_rest:
+        self._is_skipped = self._skip_step()
+        if self._is_skipped:
             return trees
         for method, (indices, budgets) in self._by_method(step.requests).items():
             part = step
@@ -144,28 +138,36 @@ class Speculator:
         self._faults.end_step()
         return trees
 
-    def _is_rest_for_all(self) -> bool:
-        """Does every proposer rest in this step?"""
-        resting: list[Any] = [one for one in self._proposers.values() if getattr(one, "steps_to_rest", 0)]
-        if not resting or len(resting) < len(self._proposers):
+    def _skip_step(self) -> bool:
+        """Skip this step's drafting where every proposer says that it may be skipped."""
+        proposers = list(self._proposers.items())
+        if not proposers or not all(self._may_skip(name, proposer) for name, proposer in proposers):
             return False
-        for proposer in resting:
-            proposer.steps_to_rest -= 1
+        for name, proposer in proposers:
+            try:
+                proposer.skip_step()
+            except BaseException as error:
+                self._faults.note(name, error)
+        self._faults.end_step()
         return True
+
+    def _may_skip(self, name: str, proposer: Proposer) -> bool:
+        try:
+            return name not in self._faults.off and proposer.skips_next_step()
+        except BaseException as error:
+            self._faults.note(name, error)
+            return False
 
     def stats(self) -> dict[str, Any]:
         """Method -> its figures, ready for JSON; a method that decides for itself says what it decided."""
         figures = {name: stats.to_dict() for name, stats in list(self._stats.items())}
         for name, proposer in list(self._proposers.items()):
-            if hasattr(proposer, "usefulness"):
-                for member, seconds in proposer.usefulness.seconds().items():
-                    counts = figures.setdefault(name, MethodStats().to_dict())["by_member"]
-                    counts.setdefault(member, DraftCounts().to_dict())["draft_s"] = seconds
-            report = getattr(proposer, "report", None)
-            if report is not None:
-                figures.setdefault(name, MethodStats().to_dict())["decisions"] = report()
-            if hasattr(proposer, "faults"):
-                proposer.faults.add_to(figures.setdefault(name, MethodStats().to_dict())["by_member"])
+            for member, known in proposer.member_figures().items():
+                by_member = figures.setdefault(name, MethodStats().to_dict())["by_member"]
+                by_member.setdefault(member, DraftCounts().to_dict()).update(known)
+            decisions = proposer.report()
+            if decisions:
+                figures.setdefault(name, MethodStats().to_dict())["decisions"] = decisions
         self._faults.add_to(figures)
         return figures
 

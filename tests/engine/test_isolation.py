@@ -16,7 +16,7 @@ from paceline.engine import verify_apart
 from paceline.engine.core import EngineCore
 from paceline.errors import InvalidOptionError, InvalidRequestError, NothingToSampleError, RequestFailedError
 from paceline.spec.drafter_faults import MOST_FAILED_STEPS
-from paceline.spec.proposer import Budget, Needs, StepContext
+from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 from paceline.verifiers import walk
 from tests.bench.toy_llm import toy_model
 from tests.toy import EOS, VOCAB, ToyTokenizer, run_all, toy_core, toy_request
@@ -164,18 +164,24 @@ def test_a_draft_that_cannot_be_verified_costs_the_draft_and_not_the_request() -
     assert refused and victim.error is None and victim.output_token_ids == truth
 
 
-class BrokenDrafter:
-    name = "ngram"
-
+class BrokenDrafter(Proposer):
     def __init__(self, breaks: str, every: int = 1) -> None:
         self.breaks, self.every = breaks, every  # every time, or every second time, ...
         self.num_asked = 0
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Needs:  # type: ignore[override]
         if self.breaks == "needs":
             raise Panic("needs")
         return Needs()
+
+    def skips_next_step(self) -> bool:
+        if self.breaks == "skips_next_step":
+            raise ValueError("skips_next_step")
+        return self.breaks == "skip_step"
+
+    def skip_step(self) -> None:
+        raise ValueError("skip_step")
 
     def observe(self, step: StepContext) -> None:
         if self.breaks == "observe":
@@ -206,11 +212,11 @@ BREAKS = ["needs", "observe", "propose", "token", "parent", "size", "members", "
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("breaks", BREAKS)
+@pytest.mark.parametrize("breaks", [*BREAKS, "skips_next_step", "skip_step"])
 def test_a_broken_drafter_ends_nothing_and_is_switched_off(breaks: str, caplog: pytest.LogCaptureFixture) -> None:
     core = toy_core({"method": "ngram"})
     drafter = BrokenDrafter(breaks)
-    core.speculator._proposers["ngram"] = drafter  # type: ignore[assignment]
+    core.speculator._proposers["ngram"] = drafter
     with caplog.at_level(logging.ERROR, "paceline"):
         batch = friends()
         assert run_all(core, batch) == TRUTH
@@ -226,7 +232,7 @@ def test_a_broken_drafter_ends_nothing_and_is_switched_off(breaks: str, caplog: 
 @pytest.mark.faults
 def test_a_drafter_that_fails_now_and_then_stays_on() -> None:
     core = toy_core({"method": "ngram"})
-    core.speculator._proposers["ngram"] = BrokenDrafter("propose", every=2)  # type: ignore[assignment]
+    core.speculator._proposers["ngram"] = BrokenDrafter("propose", every=2)
     for _ in range(4):
         assert run_all(core, friends()) == TRUTH
     figures = core.speculator.stats()["ngram"]
@@ -257,7 +263,7 @@ def test_a_drafter_that_cannot_check_a_request_refuses_that_request() -> None:
             raise ZeroDivisionError if params.top_k == 3 else InvalidOptionError("top_k")
 
     core = toy_core({"method": "ngram"})
-    core.speculator._proposers["ngram"] = Checking("")  # type: ignore[assignment]
+    core.speculator._proposers["ngram"] = Checking("")
     with pytest.raises(RequestFailedError, match="ZeroDivisionError"):
         core.speculator.check_request(SamplingParams(top_k=3))
     with pytest.raises(InvalidOptionError, match="top_k"):

@@ -27,9 +27,8 @@ from paceline.spec.auto.cost import PassCostModel, calibrate
 from paceline.spec.auto.members import TRIAL_REQUESTS, MemberChoice
 from paceline.spec.auto.repeat_watch import RepeatWatch
 from paceline.spec.auto.select import Selection, above_bar, path_chances, select, shifted
-from paceline.spec.drafter_faults import DrafterFaults
 from paceline.spec.engine_parts import Services
-from paceline.spec.proposer import Budget, Needs, StepContext
+from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 
 if TYPE_CHECKING:
     from paceline.spec.config.speculative_config import SpeculativeConfig
@@ -84,9 +83,7 @@ class RequestRecord:
             self.room = max(LEAST_ROOM, self.room // 2)
 
 
-class AutoProposer:
-    name = "auto"
-
+class AutoProposer(Proposer):
     def __init__(
         self,
         services: Services,
@@ -124,8 +121,8 @@ class AutoProposer:
         # The same of what cheap members drafted beside dear ones: expected, found, and expected of the pass under way.
         self._cheap_expected = self._cheap_found = self._cheap_promised = 0.0
         self._shared_bias = 0.0  # as a request's, for all of them
-        self.steps_to_rest = 0  # that it need not be asked in: nobody is worth asking before the next look
-        self._planned_rest = 0  # what that was at first
+        self._planned_skips = 0  # steps that it need not be asked in: nobody is worth asking before the next look
+        self._num_skipped = 0  # of them, so far
         self._elapsed_s = 0.0  # of the last pass that it was told of
         self._is_sure = False  # of the costs, and nobody on trial: then it need not look at every pass
         self._looks = True  # is the pass under way looked at?
@@ -139,21 +136,24 @@ class AutoProposer:
         self._reasons: Counter[str] = Counter()  # why steps went as they did
 
     @property
-    def needs(self) -> Needs:
+    def needs(self) -> Needs:  # type: ignore[override]  # read only: it follows who is awake
         return self.choice.needs
-
-    @property
-    def usefulness(self) -> MemberChoice:
-        """Which members are worth asking at all."""
-        return self.choice
-
-    @property
-    def faults(self) -> DrafterFaults:
-        """Which members raised."""
-        return self.drafters.faults
 
     def check_params(self, params: SamplingParams) -> None:
         self.drafters.check_params(params)
+
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.drafters.use_clock(clock)
+
+    def skips_next_step(self) -> bool:
+        return self._num_skipped < self._planned_skips
+
+    def skip_step(self) -> None:
+        self._num_skipped += 1
+
+    def member_figures(self) -> dict[str, dict[str, Any]]:
+        return self.drafters.member_figures()
 
     def observe(self, step: StepContext) -> None:
         begin_s = self.clock()
@@ -178,11 +178,10 @@ class AutoProposer:
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         begin_s = self.clock()
         requests = step.requests
-        num_rested = self._planned_rest - self.steps_to_rest
-        if num_rested:
-            self._totals["steps"] += num_rested
-            self._reasons["asleep"] += num_rested
-            self._unearned_s += num_rested * self._elapsed_s
+        if self._num_skipped:
+            self._totals["steps"] += self._num_skipped
+            self._reasons["asleep"] += self._num_skipped
+            self._unearned_s += self._num_skipped * self._elapsed_s
         now = self._totals["steps"]
         self._is_sure = self.choice.is_settled and self.cost.num_observed >= SURE_AFTER
         self._looks = not self._is_sure or now % LOOK_EVERY == 0 or len(requests) > self._num_requests
@@ -206,8 +205,8 @@ class AutoProposer:
         else:
             drafted, draft_s = self._ask(step, budgets, asked)
             trees = self._choose(requests, asked, drafted, draft_s)
-        can_rest = self._is_sure and self.choice.all_sleep and not (self._may_pay and self._any_light)
-        self._planned_rest = self.steps_to_rest = LIGHT_SLEEP - 1 - now % LIGHT_SLEEP if can_rest else 0
+        can_skip = self._is_sure and self.choice.all_sleep and not (self._may_pay and self._any_light)
+        self._planned_skips, self._num_skipped = LIGHT_SLEEP - 1 - now % LIGHT_SLEEP if can_skip else 0, 0
         self._handed_over_s = self.clock()
         self._step_own_s = self._handed_over_s - begin_s - draft_s
         self._own_s += self._step_own_s
@@ -362,9 +361,9 @@ class AutoProposer:
             part = replace(step, requests=[step.requests[i] for i in asked])
         given = []
         for i in asked:
-            request, (num_nodes, max_depth) = step.requests[i], budgets[i]
+            request, budget = step.requests[i], budgets[i]
             record = self._records.get(request.request_id) or self._record(request)
-            given.append(Budget(min(num_nodes, record.room), max_depth))
+            given.append(Budget(min(budget.num_nodes, record.room), budget.max_depth, *self.choice.min_probs))
         dear_before_s = self.choice.dear_s
         self.drafters.learns = self._looks
         trees = self.drafters.propose(part, given)
@@ -391,7 +390,8 @@ class AutoProposer:
         """A step that nobody looks at, in which one dear member drafts alone: its trees as they are, for it was told
         where to stop."""
         begin_s = self.clock()
-        trees = self.drafters.propose_alone(member, step, budgets)
+        given = [Budget(budget.num_nodes, budget.max_depth, *self.choice.min_probs) for budget in budgets]
+        trees = self.drafters.propose_alone(member, step, given)
         num_drafted = sum([len(tree.token_ids) for tree in trees])
         self._reasons["pays" if num_drafted else "nothing_drafted"] += 1
         totals = self._totals

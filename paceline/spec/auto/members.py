@@ -118,11 +118,8 @@ class MemberChoice(Usefulness):
         self._cheap_needs = union([member.needs for name, member in members.items() if name not in self.dear])
         self._needs_of = {name: members[name].needs for name in self.dear}
         # Those that can be told to stop where a path is no longer likely; not those that draw, for it would be a bias.
-        self._stoppable: dict[str, Any] = {
-            name: members[name]
-            for name, needs in self._needs_of.items()
-            if hasattr(members[name], "least_followed") and not needs.draft_probs
-        }
+        self._stoppable = {name for name in self.dear if members[name].keeps_min_prob}
+        self.min_probs = (0.0, 0.0)  # Budget's: of a path worth its row, and of one worth another level
         self._needs: dict[tuple[str, ...], Needs] = {}  # who is not asleep -> what everybody needs
         self._step = 0
         self.has_trial = self.pays = False  # is a dear member on trial; does one pay, and is asked for every request
@@ -165,9 +162,7 @@ class MemberChoice(Usefulness):
     def stop_at(self, bar: float) -> None:
         """`bar`: the chance from which on a node is worth its row. To go on behind it, what probably follows must be
         worth another level too."""
-        for member in self._stoppable.values():
-            member.least_kept = min(MOST_LIKELY, bar)
-            member.least_followed = min(MOST_LIKELY, (bar + LEVEL_SHARE) / NEXT_CHANCE)
+        self.min_probs = min(MOST_LIKELY, bar), min(MOST_LIKELY, (bar + LEVEL_SHARE) / NEXT_CHANCE)
 
     def is_cheap(self, tree: DraftTree, node: int) -> bool:
         """Did none but cheap members draft it?"""

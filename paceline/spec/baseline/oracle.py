@@ -13,15 +13,12 @@ from collections.abc import Iterator, Sequence
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.spec.engine_parts import Services
-from paceline.spec.proposer import Budget, Needs, StepContext
+from paceline.spec.proposer import Budget, Proposer, StepContext
 
 MAX_RANDOM_WIDTH = 3
 
 
-class OracleProposer:
-    name = "oracle"
-    needs = Needs()
-
+class OracleProposer(Proposer):
     def __init__(
         self,
         services: Services,

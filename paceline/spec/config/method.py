@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from paceline.errors import InvalidOptionError
 from paceline.spec.config.options import Option, choice, optional, real, text, whole, whole_list
@@ -17,16 +17,28 @@ MAX_DRAFT_NODES = 512
 LEAST_LIKELY = 0.1  # probability of a path, by the drafter
 
 
+@runtime_checkable
+class Loaded(Protocol):
+    """A model that is in memory already."""
+
+    decoder: Any
+    tokenizer: Any
+
+
 @dataclass(frozen=True, slots=True)
 class Method:
-    target: str  # "module:Class", called with (services, largest budget, **other options)
+    target: str  # "module:Class", a `Proposer`, called with (services, largest budget, **other options)
     summary: str
     options: Mapping[str, Option] = field(default_factory=dict)
     derive: Callable[[dict[str, Any]], dict[str, Any]] | None = None  # defaults that depend on what was given
     cross_check: Callable[[Mapping[str, Any]], None] | None = None  # options that must agree with each other
     chain: Callable[[Mapping[str, Any]], bool] = lambda options: False  # it drafts chains only, never branches
     per_request: bool = True  # a request may choose it although the engine was not set up with it
-    example: Mapping[str, Any] = field(default_factory=dict)  # what it needs to run at all, on any target
+    # What whoever tries all methods must know, the conformance suite above all:
+    example: Mapping[str, Any] = field(default_factory=dict)  # options with which it drafts on any target
+    told_by: str | None = None  # where it is told what to draft: an option of whole sequences, or a request's own key
+    drafts: bool = True  # False: it is plain decoding
+    by_time: bool = False  # it decides by measured time, so what it drafts is not the same in two runs
 
     def default(self, option: str) -> Any:
         """An option's default; None where the method has no such option."""
@@ -127,5 +139,6 @@ def feature_method(target: str, summary: str, *, depth: int, nodes: int) -> Meth
         cross_check=check_features,
         chain=is_chain,
         per_request=False,
-        example={"model": "untrained"},
+        # Random weights are sure of nothing: without a floor and with a branch or two, they are right now and then.
+        example={"model": "untrained", "draft_min_prob": 0.0, "node_budget": depth + 2},
     )

@@ -30,12 +30,10 @@ from paceline.spec.feature.feature_drafter import (
     token_tensor,
 )
 from paceline.spec.feature.feature_queue import FeatureQueue
-from paceline.spec.proposer import Budget, Needs, StepContext
+from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 
 
-class DFlashProposer:
-    name = "dflash"
-
+class DFlashProposer(Proposer):
     def __init__(
         self,
         services: Services,

@@ -13,7 +13,7 @@ from paceline.spec.feature.eagle3 import Eagle3Proposer
 
 
 class EagleProposer(Eagle3Proposer):
-    name = "eagle"
+    kind = "eagle"
 
     def _fuse(self, hidden: Tensor) -> Tensor:
         return hidden

@@ -9,6 +9,7 @@ Where a prefix comes from the cache, so do the drafter's keys. The last pair of 
 that came next for whoever computed it: for another request one key of the prefix tells of another continuation.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,11 +36,11 @@ from paceline.spec.feature.feature_drafter import (
 )
 from paceline.spec.feature.feature_queue import FeatureQueue, FeatureRows, take_rows
 from paceline.spec.feature.native_drafts import NativeDrafts
-from paceline.spec.proposer import Budget, Needs, StepContext
+from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 
 
-class Eagle3Proposer:
-    name = "eagle3"
+class Eagle3Proposer(Proposer):
+    kind = "eagle3"  # of network
 
     def __init__(
         self,
@@ -52,7 +53,7 @@ class Eagle3Proposer:
         draft_min_prob: float,
     ) -> None:
         self._target = target_of(services)
-        network: Any = load_network(self.name, model, self._target)
+        network: Any = load_network(self.kind, model, self._target)
         place = placement(services)
         self._first_scratch = services.num_slots
         num_slots = services.num_slots + max(SCRATCH_SLOTS, draft_width * largest.max_depth)
@@ -62,8 +63,8 @@ class Eagle3Proposer:
         self._network = network.to(place.device)
         self._scores = draft_scores(services, network.d2t, draft_sampling)
         self._width, self._min_prob = draft_width, draft_min_prob
-        # As draft_min_prob, of what is kept and of what is extended: set by whoever knows what rows and levels cost.
-        self.least_kept = self.least_followed = 0.0
+        # What was drawn must not decide what is offered: that would bias the output.
+        self.keeps_min_prob = draft_sampling != "sampled"
         self._native = NativeDrafts.of(
             network,
             self._target,
@@ -94,24 +95,29 @@ class Eagle3Proposer:
         whole = [i for i in ready if self._suits_native(step.requests[i])]
         by_level = [i for i in ready if i not in whole] if len(whole) < len(ready) else []
         deepest = max((budgets[i].max_depth for i in ready), default=0)
-        for group in groups(whole, self._width * deepest):
-            drafted = self._grow_natively([step.requests[i] for i in group], [budgets[i] for i in group])
-            for i, tree in zip(group, drafted, strict=True):
-                trees[i] = tree
+        for floors, alike in self._by_floors(whole, budgets).items():  # nearly always the same for all
+            for group in groups(alike, self._width * deepest):
+                drafted = self._grow_natively([step.requests[i] for i in group], [budgets[i] for i in group], floors)
+                for i, tree in zip(group, drafted, strict=True):
+                    trees[i] = tree
         for group in groups(by_level, self._width * deepest):
-            growing = [Growth(step.requests[i], budgets[i], self._lowest, self._followed) for i in group]
+            growing = [Growth(step.requests[i], budgets[i], *self._floors(budgets[i])) for i in group]
             self._grow(growing)
             for i, growth in zip(group, growing, strict=True):
                 trees[i] = growth.tree()
         return trees
 
-    @property
-    def _lowest(self) -> float:
-        return least_log_prob(max(self._min_prob, self.least_kept))
+    def _floors(self, budget: Budget) -> tuple[float, float]:
+        """Log-probabilities from which a path is kept, and from which it is extended."""
+        if not self.keeps_min_prob:
+            return least_log_prob(self._min_prob), -math.inf
+        return least_log_prob(max(self._min_prob, budget.min_prob)), least_log_prob(budget.min_prob_to_extend)
 
-    @property
-    def _followed(self) -> float:
-        return least_log_prob(self.least_followed)
+    def _by_floors(self, indices: Sequence[int], budgets: Sequence[Budget]) -> dict[tuple[float, float], list[int]]:
+        grouped: dict[tuple[float, float], list[int]] = {}
+        for i in indices:
+            grouped.setdefault(self._floors(budgets[i]), []).append(i)
+        return grouped
 
     def _suits_native(self, request: Request) -> bool:
         return self._native is not None and self._native.suit(request)
@@ -156,16 +162,19 @@ class Eagle3Proposer:
         embedding = layer.input_layernorm(self._target.vocabulary_rows(token_ids))
         return torch.cat([embedding, normed], dim=1), normed if layer.norm_before_residual else feature
 
-    def _grow_natively(self, requests: list[Request], budgets: list[Budget]) -> list[DraftTree]:
+    def _grow_natively(
+        self, requests: list[Request], budgets: list[Budget], floors: tuple[float, float]
+    ) -> list[DraftTree]:
         assert self._native is not None
+        lowest, followed = floors
         return self._native.grow(
             requests,
             budgets,
             [self._queue.context(request) for request in requests],
             [self._newest[request.request_id][1] for request in requests],
             [_width(budget, self._width) for budget in budgets],
-            max(LOWEST / 2, self._lowest),
-            self._followed,
+            max(LOWEST / 2, lowest),
+            followed,
         )
 
     def _grow(self, growing: list[Growth]) -> None:

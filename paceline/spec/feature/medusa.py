@@ -19,12 +19,10 @@ from paceline.models.drafters.paged import Linear, make_linear
 from paceline.spec.engine_parts import Services
 from paceline.spec.feature.draft_growth import least_log_prob, product_tree, sampled_chain
 from paceline.spec.feature.feature_drafter import draft_scores, placement, target_of
-from paceline.spec.proposer import Budget, Needs, StepContext
+from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 
 
-class MedusaProposer:
-    name = "medusa"
-
+class MedusaProposer(Proposer):
     def __init__(
         self,
         services: Services,

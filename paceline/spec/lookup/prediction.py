@@ -18,7 +18,7 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.errors import InvalidOptionError, InvalidRequestError
 from paceline.spec.engine_parts import Services
 from paceline.spec.lookup.followed_text import Alignment
-from paceline.spec.proposer import Budget, Needs, StepContext
+from paceline.spec.proposer import Budget, Proposer, StepContext
 from paceline.spec.trie import Trie
 
 FIRST_DRAFT = 8  # tokens drafted from a place that has proved nothing yet; each token that held adds two
@@ -31,10 +31,7 @@ class Followed:
     num_read: int = 0  # output tokens that the alignment has seen
 
 
-class PredictionProposer:
-    name = "prediction"
-    needs = Needs()
-
+class PredictionProposer(Proposer):
     def __init__(self, services: Services, largest: Budget) -> None:
         self._services = services
         self._followed: dict[str, Followed | None] = {}  # None: the request brought no prediction

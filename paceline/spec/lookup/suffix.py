@@ -20,15 +20,12 @@ from paceline.spec.lookup.by_salt import BySalt
 from paceline.spec.lookup.hit_rates import Reliability, walk
 from paceline.spec.lookup.native_suffix_trees import NativeSuffixTrees
 from paceline.spec.lookup.suffix_trees import Drafted, PlainSuffixTrees, SuffixOptions, SuffixTrees
-from paceline.spec.proposer import Budget, Needs, StepContext
+from paceline.spec.proposer import Budget, Proposer, StepContext
 
 PROMPT_TAIL = 4  # prompt tokens kept before a past output, so that its first tokens can be found
 
 
-class SuffixProposer:
-    name = "suffix"
-    needs = Needs()
-
+class SuffixProposer(Proposer):
     def __init__(
         self,
         services: Services,

@@ -11,9 +11,9 @@ keep their trees whole, side by side, each node with its own q: choosing nodes b
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -116,9 +116,7 @@ class Alone:
         return hits
 
 
-class MergeProposer:
-    name = "merge"
-
+class MergeProposer(Proposer):
     def __init__(
         self,
         services: Services,
@@ -149,9 +147,19 @@ class MergeProposer:
 
     def check_params(self, params: SamplingParams) -> None:
         for member in self.members.values():
-            check = getattr(member, "check_params", None)
-            if check is not None:
-                check(params)
+            member.check_params(params)
+
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        self.usefulness.clock = clock
+        for member in self.members.values():
+            member.use_clock(clock)
+
+    def member_figures(self) -> dict[str, dict[str, Any]]:
+        figures: dict[str, dict[str, Any]] = {
+            name: {"draft_s": seconds} for name, seconds in self.usefulness.seconds().items()
+        }
+        self.faults.add_to(figures)
+        return figures
 
     def observe(self, step: StepContext) -> None:
         self.faults.end_step()
@@ -194,8 +202,11 @@ class MergeProposer:
 
     def _limited(self, name: str, budgets: Sequence[Budget]) -> list[Budget]:
         """What the member may draft, by its own configuration too."""
-        most_nodes, most_depth = self._limits[name]
-        return [Budget(min(nodes, most_nodes), min(depth, most_depth)) for nodes, depth in budgets]
+        limit = self._limits[name]
+        return [
+            Budget(min(nodes, limit.num_nodes), min(depth, limit.max_depth), *min_probs)
+            for nodes, depth, *min_probs in budgets
+        ]
 
     def _ask(self, name: str, step: StepContext, budgets: list[Budget]) -> list[DraftTree]:
         """One member's trees, at its own expense; a member that raises has none."""

@@ -1,9 +1,10 @@
 """Which members of a merged tree are worth their time.
 
 A member earns the tokens that came and that it alone drafted: without it they would have cost another pass. It costs
-the host time spent on it. At every review the one that earns least for its cost is put to sleep if it loses, one at a
-time, because two members that say the same each earn nothing only as long as the other is awake. A sleeper costs
-nothing but a short probe now and then, the seldomer the dearer it is, and wakes when it would pay.
+the host time spent on it. At every review the one that earns least for its cost is skipped from then on if it loses
+time, one at a time, because two members that draft the same each earn nothing only as long as the other is asked. A
+skipped member (not `awake`) costs nothing but a short probe now and then, less often the more expensive it is, and is
+asked again when it would pay.
 """
 
 import time
@@ -14,29 +15,29 @@ from paceline.spec.proposer import Budget
 
 MEMORY = 128.0  # steps over which earnings and costs are averaged
 REVIEW_EVERY = 64
-EARLY_REVIEWS = (8, 16, 32)  # for members so dear that a few steps are enough to know:
+EARLY_REVIEWS = (8, 16, 32)  # for members so expensive that a few steps are enough to know:
 EARLY_COST = 0.5  # those that cost at least this much of what a token costs. Others may learn first
-PROBE_EVERY, PROBE_STEPS = 256, 16  # sleepers are asked for a few steps in a row: some need to see a few to be right
-PROBE_SHARE = 0.005  # of the elapsed time that probing one sleeper may take
-# What a member must bring over what it costs, to stay awake and to wake up. Above 1, because tokens that it alone
-# drafted are worth less than they seem: in text that easy, the others often draft them a step later.
+PROBE_EVERY, PROBE_STEPS = 256, 16  # steps: of a probe there are several in a row, for some need a few to be right
+PROBE_SHARE = 0.005  # of the elapsed time that probing one member may take
+# What a member must bring over what it costs, to be asked on and to be asked again. Above 1, because tokens that it
+# alone drafted are worth less than they seem: in text that easy, the others often draft them a step later.
 KEEP_MARGIN, WAKE_MARGIN = 1.5, 2.5
 
 
 @dataclass(slots=True)
 class Account:
-    earned: float = 0.0  # tokens per step that only this member drafted, the sleepers not counted
+    earned: float = 0.0  # tokens per step that only this member drafted, those who are skipped not counted
     cost_s: float = 0.0  # host time of a step in which it is asked
     spent_s: float = 0.0  # in the current step
     total_s: float = 0.0  # in all steps
     num_asked: int = 0
-    awake: bool = True
-    probe_at: int = 0  # step at which a sleeper's next probe begins
+    awake: bool = True  # False: it is skipped, but for probes
+    probe_at: int = 0  # step at which the next probe begins
 
 
 class Usefulness:
     def __init__(self, members: Sequence[str], listeners: Sequence[str] = ()) -> None:
-        """`listeners`: members that would lose their thread if they missed a pass: hidden states are seen once."""
+        """`listeners`: members that must be told of every pass, because hidden states are seen once."""
         self.accounts = {member: Account() for member in members}
         self._listeners = frozenset(listeners)
         self._asked: list[str] = []
@@ -82,7 +83,7 @@ class Usefulness:
         return not self._asked or member in self._asked
 
     def is_told(self, member: str) -> bool:
-        """Of the last pass. A sleeper is only told who is gone, unless it would lose its thread."""
+        """Of the last pass. A skipped member is only told who is gone, unless it must be told of every pass."""
         return self.is_asked(member) or member in self._listeners
 
     def record(self, hits: Sequence[Sequence[str]], num_tokens: int) -> None:
@@ -106,9 +107,9 @@ class Usefulness:
         return self._step_s / max(self._tokens, 1.0)
 
     def _review(self, least_cost: float) -> None:
-        """Wake sleepers that would pay; else put the worst loser to sleep, but never the last one awake.
+        """Ask again who would pay; else skip whoever loses most from now on, but never the last one that is asked.
 
-        `least_cost`: of a member that may be put to sleep now, in tokens."""
+        `least_cost`: of a member that may be skipped now, in tokens."""
         sleepers = [account for account in self.accounts.values() if not account.awake]
         for account in sleepers:
             if self._profit_s(account, WAKE_MARGIN) > 0.0:
@@ -122,7 +123,7 @@ class Usefulness:
             worst.probe_at = self._num_steps + self._pause(worst)
 
     def _is_probed(self, account: Account) -> bool:
-        """Is this step part of a sleeper's probe? When one is over, the next is planned."""
+        """Is this step part of a skipped member's probe? When one is over, the next is planned."""
         if self._num_steps >= account.probe_at + PROBE_STEPS:
             account.probe_at = self._num_steps + self._pause(account)
         return self._num_steps >= account.probe_at

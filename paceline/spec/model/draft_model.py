@@ -27,7 +27,7 @@ from paceline.models.drafters.load import UNTRAINED, load_network
 from paceline.spec.engine_parts import Decoder, Services
 from paceline.spec.feature.feature_drafter import placement, target_of
 from paceline.spec.model.model_drafter import ModelDrafter
-from paceline.spec.proposer import Budget, Needs, StepContext
+from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 
 
 @dataclass(slots=True)
@@ -55,9 +55,7 @@ class Drafter(Protocol):
     def forget(self, request: Request) -> None: ...
 
 
-class DraftModelProposer:
-    name = "draft_model"
-
+class DraftModelProposer(Proposer):
     def __init__(
         self,
         services: Services,

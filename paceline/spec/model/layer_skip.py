@@ -13,12 +13,10 @@ from paceline.models.aliases import cache_dir
 from paceline.spec.engine_parts import Services
 from paceline.spec.model.layer_search import load_stored, stored_path
 from paceline.spec.model.model_drafter import ModelDrafter
-from paceline.spec.proposer import Budget, Needs, StepContext
+from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 
 
-class LayerSkipProposer:
-    name = "layer_skip"
-
+class LayerSkipProposer(Proposer):
     def __init__(
         self,
         services: Services,
@@ -45,9 +43,6 @@ class LayerSkipProposer:
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         starts = [request.num_tokens - 1 for request in step.requests]
         return self._drafter.draft(step.requests, budgets, starts)
-
-    def observe(self, step: StepContext) -> None:
-        pass
 
 
 def check_layers(layers: Sequence[int] | None, num_layers: int) -> list[int]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.spec.engine_parts import Services
-from paceline.spec.proposer import Budget, Needs, RequestPass, StepContext
+from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, StepContext
 from paceline.spec.trie import Trie
 
 MAX_POOL_KEYS = 4096  # first tokens kept for a request, least recently used go first
@@ -61,8 +61,7 @@ class Window:
     nodes: dict[int, int] = field(default_factory=dict)  # column -> node of its last level, in the last tree
 
 
-class LookaheadProposer:
-    name = "lookahead"
+class LookaheadProposer(Proposer):
     needs = Needs(logits=True)
 
     def __init__(

@@ -21,7 +21,7 @@ from paceline.spec.config.tree_shape import TreeShape, optimal_shape
 from paceline.spec.engine_parts import Services
 from paceline.spec.lookup.by_salt import BySalt
 from paceline.spec.model.top_tokens import top_tokens
-from paceline.spec.proposer import Budget, Needs, RequestPass, StepContext
+from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, StepContext
 from paceline.spec.trie import Trie
 
 # Acceptance by rank that a fresh engine starts with; what it measures takes over (weight: PRIOR_DRAFTS guesses).
@@ -71,8 +71,7 @@ class Successors:
         return [successor, *(token for token in known if token != successor)][: self._top_k]
 
 
-class RecyclingProposer:
-    name = "recycling"
+class RecyclingProposer(Proposer):
     needs = Needs(logits=True)
 
     def __init__(
@@ -89,7 +88,7 @@ class RecyclingProposer:
         self._hits = [PRIOR_DRAFTS * chance for chance in prior]
         self._guesses = PRIOR_DRAFTS
         self._given = recycling_acceptance
-        self._shapes: dict[Budget, TreeShape] = {}
+        self._shapes: dict[tuple[int, int], TreeShape] = {}  # by nodes and depth
         self._since_plan = 0
         self._seen_prompt: set[str] = set()
 
@@ -141,10 +140,11 @@ class RecyclingProposer:
         if self._since_plan >= REPLAN_EVERY and self._given is None:
             self._since_plan = 0
             self._shapes.clear()
-        if budget not in self._shapes:
+        size = (budget.num_nodes, budget.max_depth)
+        if size not in self._shapes:
             acceptance = self._given or [self.acceptance]
-            self._shapes[budget] = optimal_shape(acceptance, budget.num_nodes, budget.max_depth)
-        return self._shapes[budget]
+            self._shapes[size] = optimal_shape(acceptance, *size)
+        return self._shapes[size]
 
     def _draft(self, request: Request, budget: Budget) -> DraftTree:
         if min(budget.num_nodes, budget.max_depth) < 1:

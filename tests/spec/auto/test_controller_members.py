@@ -1,7 +1,7 @@
 """Members that cost time: tried, kept as long as they pay, tried again later."""
 
 import itertools
-from types import SimpleNamespace
+from collections.abc import Sequence
 from typing import Any
 
 from paceline.core.tree import DraftTree
@@ -14,15 +14,22 @@ from paceline.spec.auto.members import (
     WORTHWHILE,
     MemberChoice,
 )
-from paceline.spec.proposer import Budget, Needs, RequestPass
+from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, StepContext
 
 TOKEN_S, ROW_S, STEP_S = 0.010, 0.0005, 0.011
 LONGEST_TRIAL = TRIAL_STEPS + WARM_UP_STEPS
 
 
+class Member(Proposer):
+    def __init__(self, needs: Needs, keeps_min_prob: bool = False) -> None:
+        self.needs, self.keeps_min_prob = needs, keeps_min_prob
+
+    def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
+        raise NotImplementedError  # here members are chosen, not asked
+
+
 def choice() -> MemberChoice:
-    members: Any = {"suffix": SimpleNamespace(needs=Needs()), "dear": SimpleNamespace(needs=Needs(logits=True))}
-    return MemberChoice(members)
+    return MemberChoice({"suffix": Member(Needs()), "dear": Member(Needs(logits=True))})
 
 
 def run(members: MemberChoice, num_steps: int, cost_s: float, accepted: bool, num_requests: int = 1) -> int:
@@ -61,20 +68,17 @@ def test_one_that_pays_stays_and_one_that_stops_paying_goes() -> None:
 
 
 def test_who_can_be_told_where_to_stop_drafts_alone_once_it_pays() -> None:
-    needs, drawn = Needs(logits=True), Needs(logits=True, draft_probs=True)
-    for needed, alone in [(needs, "dear"), (drawn, None)]:
-        dear = SimpleNamespace(needs=needed, least_kept=0.0, least_followed=0.0)
-        members = MemberChoice({"suffix": SimpleNamespace(needs=Needs()), "dear": dear})  # type: ignore[dict-item]
-        assert members.pays_alone is None
+    for keeps_min_prob, alone in [(True, "dear"), (False, None)]:
+        dear = Member(Needs(logits=True), keeps_min_prob)
+        members = MemberChoice({"suffix": Member(Needs()), "dear": dear})
+        assert members.pays_alone is None and members.min_probs == (0.0, 0.0)
         run(members, 100, 0.002, accepted=True)
         assert members.pays_alone == alone
         members.stop_at(0.2)
-        if alone is None:  # what it drew must not decide what is offered
-            assert dear.least_kept == dear.least_followed == 0.0
-        else:
-            assert 0.2 == dear.least_kept < dear.least_followed < 1.0
-            members.stop_at(2.0)  # nothing pays: what is certain is drafted nevertheless, to be looked at
-            assert dear.least_followed < 1.0
+        kept, extended = members.min_probs
+        assert 0.2 == kept < extended < 1.0
+        members.stop_at(2.0)  # nothing pays: what is certain is drafted nevertheless, to be looked at
+        assert members.min_probs[1] < 1.0
     members = choice()
     run(members, 100, 0.002, accepted=True)
     assert members.report()["dear"]["state"] == "pays" and members.pays_alone is None
@@ -157,8 +161,7 @@ def test_a_trial_that_saw_nothing_but_prompts_is_made_again() -> None:
 def test_of_two_that_draft_the_same_one_is_kept() -> None:
     names = ("dear", "dearer")
     needs = {"suffix": Needs(), "dear": Needs(logits=True), "dearer": Needs(logits=True)}
-    proposers: Any = {name: SimpleNamespace(needs=need) for name, need in needs.items()}
-    members = MemberChoice(proposers)
+    members = MemberChoice({name: Member(need) for name, need in needs.items()})
     for _ in range(60):
         members.begin_step(1)
         asked = [name for name in members.worth_asking() if name in names]

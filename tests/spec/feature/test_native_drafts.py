@@ -165,7 +165,28 @@ def test_what_is_not_followed_is_kept_without_children(monkeypatch: pytest.Monke
     step = show(proposer, make_requests(temperature=temperature)[:1])
     [whole] = proposer.propose(step, [Budget(16, 5)])
     assert max(whole.depths()) > 1
-    proposer.least_followed = 1.0  # nothing is that likely: one level
-    [by_level], [shallow] = both_ways(proposer, step, [Budget(16, 5)])
+    certain = Budget(16, 5, min_prob_to_extend=1.0)  # nothing is that likely: one level
+    [by_level], [shallow] = both_ways(proposer, step, [certain])
     assert shallow.token_ids == by_level.token_ids
     assert set(shallow.parents) == set(by_level.parents) == {-1}
+
+
+def test_each_request_has_its_own_least_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    proposer = make_proposer(monkeypatch, network())
+    step = show(proposer, make_requests()[:3])
+    whole = proposer.propose(step, [Budget(16, 5)] * 3)
+    budgets = [Budget(16, 5), Budget(16, 5, min_prob=1.1), Budget(16, 5, min_prob_to_extend=1.0)]
+    for first, nothing, shallow in both_ways(proposer, step, budgets):
+        assert first.token_ids == whole[0].token_ids
+        assert not nothing.token_ids
+        assert set(shallow.parents) == {-1}
+
+
+def test_what_was_drawn_does_not_decide_what_is_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter that samples with its q keeps no least probability: to leave out unlikely draws biases the output."""
+    proposer = make_proposer(monkeypatch, network(), draft_sampling="sampled")
+    step = show(proposer, make_requests(temperature=0.8)[:1])
+    [whole] = proposer.propose(step, [Budget(5, 5)])
+    [held] = proposer.propose(step, [Budget(5, 5, min_prob=0.99, min_prob_to_extend=0.99)])
+    assert not proposer.keeps_min_prob and len(whole) == 5
+    assert held.token_ids == whole.token_ids

@@ -11,29 +11,24 @@ from paceline.core.tree import DraftTree
 from paceline.spec.merge.credit import Credit, make_guess
 from paceline.spec.merge.merge import MergeProposer, side_by_side
 from paceline.spec.merge.usefulness import EARLY_REVIEWS, PROBE_EVERY, PROBE_STEPS, REVIEW_EVERY, Usefulness
-from paceline.spec.proposer import Budget, Needs, RequestPass, StepContext
+from paceline.spec.proposer import Budget, Proposer, RequestPass, StepContext
 from tests.spec.replaying import SERVICES, replay, request, speculator, tokens_per_step
 from tests.toy import VOCAB, run_all, toy_core, toy_request
 
 
-class Fixed:
+class Fixed(Proposer):
     """A member that always drafts the same tree."""
 
-    needs = Needs()
-
-    def __init__(self, name: str, tree: DraftTree) -> None:
-        self.name, self.tree = name, tree
+    def __init__(self, tree: DraftTree) -> None:
+        self.tree = tree
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         return [self.tree.cut(budget.num_nodes) for budget in budgets]
 
-    def observe(self, step: StepContext) -> None:
-        pass
-
 
 def merge_of(**trees: DraftTree) -> MergeProposer:
     merged = MergeProposer(SERVICES, Budget(32, 16), members=())
-    merged.members = {name: Fixed(name, tree) for name, tree in trees.items()}
+    merged.members = {name: Fixed(tree) for name, tree in trees.items()}
     merged._limits = dict.fromkeys(trees, Budget(32, 16))
     merged.usefulness = Usefulness(list(trees))
     merged.usefulness.clock = lambda: 0.0  # asking costs nothing: nobody is put to sleep
@@ -144,8 +139,8 @@ def test_a_sleeper_wakes_when_it_would_pay() -> None:
 class Watcher(Fixed):
     """Counts what it is told."""
 
-    def __init__(self, name: str, tree: DraftTree) -> None:
-        super().__init__(name, tree)
+    def __init__(self, tree: DraftTree) -> None:
+        super().__init__(tree)
         self.num_passes = self.num_gone = 0
 
     def observe(self, step: StepContext) -> None:
@@ -155,7 +150,7 @@ class Watcher(Fixed):
 
 def test_a_sleeper_is_told_only_who_is_gone() -> None:
     merged = merge_of(a=DraftTree.chain([1]), b=DraftTree.chain([2]))
-    watcher = Watcher("b", DraftTree.chain([2]))
+    watcher = Watcher(DraftTree.chain([2]))
     merged.members["b"] = watcher
     merged.usefulness.accounts["b"].awake = False
     merged.usefulness._num_steps = PROBE_STEPS  # between two probes

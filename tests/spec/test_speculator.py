@@ -1,0 +1,105 @@
+"""The speculator asks proposers what they declare, and takes them at their word."""
+
+import importlib
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from paceline.core.sampling_params import SamplingParams
+from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.spec.methods import PROPOSERS
+from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, StepContext
+from paceline.spec.speculator import Speculator
+from tests.spec.replaying import request, speculator
+
+
+class Drowsy(Proposer):
+    """Wants to be skipped for some steps, and counts what happens to it."""
+
+    def __init__(self, num_to_skip: int) -> None:
+        self.num_to_skip = num_to_skip
+        self.num_skipped = self.num_asked = self.num_told = 0
+
+    def skips_next_step(self) -> bool:
+        return self.num_skipped < self.num_to_skip
+
+    def skip_step(self) -> None:
+        self.num_skipped += 1
+
+    def observe(self, step: StepContext) -> None:
+        self.num_told += 1
+
+    def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
+        self.num_asked += 1
+        return [EMPTY_TREE for _ in budgets]
+
+
+def run(spec: Speculator, num_steps: int, gone_at: int = -1) -> None:
+    job = request([1, 2, 3])
+    for i in range(num_steps):
+        spec.observe(StepContext([], [RequestPass(job, range(1), 0, 1)], [job] if i == gone_at else []))
+        spec.propose(StepContext([job]))
+
+
+def with_proposers(**proposers: Proposer) -> Speculator:
+    spec = speculator({"method": "ngram"})
+    spec._proposers.clear()
+    spec._proposers.update(proposers)
+    return spec
+
+
+def test_a_proposer_that_says_so_is_neither_asked_nor_told() -> None:
+    ngram = Drowsy(num_to_skip=3)
+    run(with_proposers(ngram=ngram), num_steps=5)
+    assert (ngram.num_skipped, ngram.num_asked) == (3, 2)
+    assert ngram.num_told == 2  # of the first pass, before anything was skipped, and of the last one
+
+
+def test_in_skipped_steps_it_is_told_who_is_gone() -> None:
+    ngram = Drowsy(num_to_skip=10)
+    run(with_proposers(ngram=ngram), num_steps=5, gone_at=3)
+    assert ngram.num_told == 2
+
+
+def test_a_step_is_skipped_only_where_all_proposers_agree() -> None:
+    ngram, suffix = Drowsy(num_to_skip=3), Drowsy(num_to_skip=0)
+    run(with_proposers(ngram=ngram, suffix=suffix), num_steps=5)
+    assert (ngram.num_skipped, ngram.num_asked, ngram.num_told) == (0, 5, 5)
+    assert suffix.num_told == 5
+
+
+def test_what_a_proposer_declares_by_default_changes_nothing() -> None:
+    class Least(Proposer):
+        def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
+            return [EMPTY_TREE for _ in budgets]
+
+    spec = speculator({"method": "ngram"})
+    least = Least(spec.services, Budget(4, 4))
+    least.check_params(SamplingParams())
+    least.observe(StepContext([]))
+    assert least.needs == Needs() and not least.keeps_min_prob and not least.skips_next_step()
+    assert least.report() == {} and least.member_figures() == {}
+
+
+def test_the_clock_reaches_members_too() -> None:
+    given: list[Callable[[], float]] = []
+
+    class Timed(Drowsy):
+        def use_clock(self, clock: Callable[[], float]) -> None:
+            given.append(clock)
+
+    for method in ("merge", "auto"):
+        spec = speculator({"method": method, "members": ["ngram"]})
+        proposer = spec.proposers[method]
+        merged = proposer if method == "merge" else proposer.drafters  # type: ignore[attr-defined]
+        merged.members["ngram"] = Timed(0)  # type: ignore[attr-defined]
+        spec.use_clock(lambda: 7.0)
+        assert merged.usefulness.clock() == 7.0  # type: ignore[attr-defined]
+    assert len(given) == 2
+
+
+@pytest.mark.parametrize("method", PROPOSERS)
+def test_every_method_inherits_what_is_asked_of_it(method: str) -> None:
+    """So nobody has to look whether a proposer has an attribute."""
+    module, _, name = PROPOSERS[method].target.partition(":")
+    assert issubclass(getattr(importlib.import_module(module), name), Proposer)
