@@ -1,5 +1,7 @@
 """What comes out: of the verifier, and of the engine for the caller."""
 
+import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.draft_counts import DraftCounts
@@ -58,6 +60,14 @@ class RequestMetrics:
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
+class RequestOutputKind(enum.Enum):
+    """What each output of a stream holds, by vLLM's names."""
+
+    CUMULATIVE = "cumulative"  # everything so far
+    DELTA = "delta"  # what is new since the output before: its cost does not grow with the answer
+    FINAL_ONLY = "final_only"  # everything, once, at the end
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     index: int
@@ -72,7 +82,9 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The state of a request: everything so far, not only what is new."""
+    """The state of a request, or what is new of it (`RequestOutputKind`).
+
+    Lists of a delta hold what is new, and `outputs` only the samples that have something new."""
 
     request_id: str
     prompt: str | None
@@ -82,3 +94,37 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     error: Exception | None = None
+
+
+def merge_outputs(parts: Sequence[RequestOutput]) -> RequestOutput:
+    """One output from several that follow one another; the first may hold everything before them."""
+    if len(parts) == 1:
+        return parts[0]
+    last = parts[-1]
+    by_index: dict[int, list[CompletionOutput]] = {}
+    for part in parts:
+        for output in part.outputs:
+            by_index.setdefault(output.index, []).append(output)
+    return RequestOutput(
+        request_id=last.request_id,
+        prompt=last.prompt,
+        prompt_token_ids=last.prompt_token_ids,
+        outputs=[_merge_completions(by_index[index]) for index in sorted(by_index)],
+        finished=last.finished,
+        metrics=last.metrics,
+        prompt_logprobs=last.prompt_logprobs,
+        error=last.error,
+    )
+
+
+def _merge_completions(parts: Sequence[CompletionOutput]) -> CompletionOutput:
+    last = parts[-1]
+    return CompletionOutput(
+        index=last.index,
+        text="".join(part.text for part in parts),
+        token_ids=[token for part in parts for token in part.token_ids],
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+        logprobs=None if last.logprobs is None else [entry for part in parts for entry in part.logprobs or ()],
+        token_sources=[source for part in parts for source in part.token_sources],
+    )

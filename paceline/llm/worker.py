@@ -1,0 +1,22 @@
+"""Work that takes longer than an event loop may wait: parsing, tokenizing, preparing and formatting what is large.
+
+One thread does it, one piece at a time: streams share the interpreter with it, and a second one would only slow both.
+"""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+# Characters, bytes or entries, at about a microsecond each: less than this is done at once. A choice: at half of it
+# more calls pay for a change of thread, at twice of it other streams wait twice as long.
+INLINE_SIZE = 2_000
+_THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="paceline-worker")
+
+
+async def in_worker(size: int, work: Callable[[], Result]) -> Result:
+    if size <= INLINE_SIZE:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_THREAD, work)
