@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "lab": set(),
     "train": {"core", "ops", "models"},
     "drafters": set(),
-    "serve": {"llm", "core", "lab", "spec"},
+    "serve": {"llm", "core", "lab"},
     "verify": {"llm", "core", "ops", "models", "verifiers", "spec"},
     "bench": {"llm", "core", "lab", "spec"},
 }

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.draft_counts import MEMBER_SEPARATOR
-from paceline.serve.generate.served_engine import PassRecord, StepRecord
+from paceline.core.step_record import PassRecord, StepRecord
 from paceline.serve.observe.saving import StepCostModel
 
 NUM_RECENT_TREES = 8
