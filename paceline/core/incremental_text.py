@@ -61,7 +61,8 @@ class IncrementalText:
         """Release the oldest pending tokens, up to where no character can be in two parts.
 
         That is a place whose two sides decode to what the whole decodes to. Enough tokens follow each place tried to
-        end a character that crosses it, and such a character crosses fewer places than are tried."""
+        end a character that crosses it, and such a character crosses fewer places than are tried. (Only half a
+        character before a long run of special tokens is not waited for any more.)"""
         end = len(self._token_ids)
         for place in range(end - MAX_CHARACTER_TOKENS, end - 2 * MAX_CHARACTER_TOKENS, -1):
             settled = self._decode(self._prefix, place)
