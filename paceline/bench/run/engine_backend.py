@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.bench.run.backend import Answer, Sampling, SpeculationCounts
 from paceline.bench.workloads.workload import Prompt
-from paceline.core.outputs import RequestMetrics, RequestOutput
+from paceline.core.outputs import RequestMetrics, RequestOutput, RequestOutputKind, merge_outputs
 from paceline.core.sampling_params import SamplingParams
 from paceline.llm import LLM, AsyncLLM
 
@@ -22,16 +22,16 @@ class EngineBackend:
     async def generate(self, prompt: Prompt, sampling: Sampling, index: int) -> Answer:
         params = sampling_params(sampling, index)
         answer = Answer(prompt.prompt_id, prompt.category, time.perf_counter())
-        output: RequestOutput | None = None
+        deltas: list[RequestOutput] = []
         try:
-            async for state in self.llm.generate(asked(prompt, self._tokenizer), params):
+            kind = RequestOutputKind.DELTA
+            async for delta in self.llm.generate(asked(prompt, self._tokenizer), params, output_kind=kind):
                 answer.event_s.append(time.perf_counter())
-                output = state
+                deltas.append(delta)
         except Exception as error:
             answer.error = f"{type(error).__name__}: {error}"
             return answer
-        assert output is not None
-        fill(answer, output)
+        fill(answer, merge_outputs(deltas))
         return answer
 
     def counts(self) -> SpeculationCounts | None:
