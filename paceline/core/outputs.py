@@ -1,7 +1,6 @@
 """What comes out: of the verifier, and of the engine for the caller."""
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.draft_counts import DraftCounts
@@ -94,37 +93,3 @@ class RequestOutput:
     metrics: RequestMetrics | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     error: Exception | None = None
-
-
-def merge_outputs(parts: Sequence[RequestOutput]) -> RequestOutput:
-    """One output from several that follow one another; the first may hold everything before them."""
-    if len(parts) == 1:
-        return parts[0]
-    last = parts[-1]
-    by_index: dict[int, list[CompletionOutput]] = {}
-    for part in parts:
-        for output in part.outputs:
-            by_index.setdefault(output.index, []).append(output)
-    return RequestOutput(
-        request_id=last.request_id,
-        prompt=last.prompt,
-        prompt_token_ids=last.prompt_token_ids,
-        outputs=[_merge_completions(by_index[index]) for index in sorted(by_index)],
-        finished=last.finished,
-        metrics=last.metrics,
-        prompt_logprobs=last.prompt_logprobs,
-        error=last.error,
-    )
-
-
-def _merge_completions(parts: Sequence[CompletionOutput]) -> CompletionOutput:
-    last = parts[-1]
-    return CompletionOutput(
-        index=last.index,
-        text="".join(part.text for part in parts),
-        token_ids=[token for part in parts for token in part.token_ids],
-        finish_reason=last.finish_reason,
-        stop_reason=last.stop_reason,
-        logprobs=None if last.logprobs is None else [entry for part in parts for entry in part.logprobs or ()],
-        token_sources=[source for part in parts for source in part.token_sources],
-    )

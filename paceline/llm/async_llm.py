@@ -6,7 +6,6 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Sized
-from contextlib import aclosing
 from types import TracebackType
 from typing import Any
 
@@ -90,13 +89,11 @@ class AsyncLLM:
         if request_id in self._streams:
             raise InvalidRequestError(f"request id {request_id!r} is in use")
 
-    async def chat(
+    def chat(
         self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, request_id: str | None = None
     ) -> AsyncIterator[RequestOutput]:
-        outputs = self.generate(self._llm.chat_prompt(messages), sampling_params, request_id)
-        async with aclosing(outputs):  # type: ignore[type-var]
-            async for output in outputs:
-                yield output
+        """Answer a conversation, as `generate` continues a text."""
+        return self.generate(self._llm.chat_prompt(messages), sampling_params, request_id)
 
     def get_tokenizer(self) -> Tokenizer:
         return self._llm.get_tokenizer()

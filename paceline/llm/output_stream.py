@@ -1,14 +1,14 @@
 """From the engine's thread to the reader of one request: deltas, in the reader's event loop.
 
-A slow reader skips no token: deltas that it has not read yet are merged when it comes. They are never more than the
-answer.
+A slow reader skips no token: deltas that it has not read yet are merged, and never more than the answer.
 """
 
 import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
-from paceline.core.outputs import RequestOutput, RequestOutputKind, merge_outputs
+from paceline.core.output_merger import OutputMerger
+from paceline.core.outputs import RequestOutput, RequestOutputKind
 from paceline.engine.job import Job
 
 News = RequestOutput | Exception
@@ -21,8 +21,10 @@ class OutputStream:
         self.job = job
         self.loop = asyncio.get_running_loop()
         self._kind = kind
-        self._before = [] if kind is RequestOutputKind.DELTA else [job.nothing()]  # what the next output begins with
-        self._unread: list[RequestOutput] = []
+        self._merger = OutputMerger()  # what the next output holds
+        if kind is not RequestOutputKind.DELTA:
+            self._merger.add(job.nothing())
+        self._is_ready = False
         self._error: Exception | None = None
         self._changed = asyncio.Event()
 
@@ -31,26 +33,21 @@ class OutputStream:
         if isinstance(news, Exception):
             self._error = self._error or news
         else:
-            self._unread.append(news)
+            self._merger.add(news)
+            self._is_ready = self._kind is not RequestOutputKind.FINAL_ONLY or news.finished
         self._changed.set()
 
     async def next(self) -> RequestOutput:
         """The next output; raises what ended the stream once all before it was read."""
-        while not self._is_ready():
+        while not self._is_ready:
             if self._error is not None:
                 raise self._error
             self._changed.clear()
             await self._changed.wait()
-        output = merge_outputs([*self._before, *self._unread])
-        self._unread = []
-        if self._kind is not RequestOutputKind.DELTA:
-            self._before = [output]
+        output, self._is_ready = self._merger.output(), False
+        if self._kind is RequestOutputKind.DELTA:
+            self._merger = OutputMerger()
         return output
-
-    def _is_ready(self) -> bool:
-        if not self._unread:
-            return False
-        return self._kind is not RequestOutputKind.FINAL_ONLY or self._unread[-1].finished
 
 
 def post(loop: asyncio.AbstractEventLoop, news: Sequence[tuple[OutputStream, News]]) -> None:

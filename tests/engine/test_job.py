@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from paceline import LLM, AsyncLLM, SamplingParams
-from paceline.core.outputs import RequestOutput, RequestOutputKind, merge_outputs
+from paceline.core.output_merger import OutputMerger
+from paceline.core.outputs import CompletionOutput, RequestOutput, RequestOutputKind
 from paceline.models.loader import LoadedModel
 from tests.bench.toy_llm import toy_model
 from tests.toy import EOS, VOCAB, ToyDecoder, ToyTokenizer
@@ -31,6 +32,13 @@ OPTIONS = (
 
 def params(**options: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 0.0, "seed": 7, "max_tokens": 60, **options})
+
+
+def merge_outputs(outputs: Iterable[RequestOutput]) -> RequestOutput:
+    merger = OutputMerger()
+    for output in outputs:
+        merger.add(output)
+    return merger.output()
 
 
 def same(found: RequestOutput, expected: RequestOutput) -> None:
@@ -96,6 +104,21 @@ def test_a_slow_reader_misses_no_token(options: dict[str, Any]) -> None:
                 same(*(await outputs_of(llm.generate(PROMPT, asked, output_kind=KINDS.FINAL_ONLY), pause_s)), whole)
 
     asyncio.run(scenario())
+
+
+def test_what_was_merged_does_not_change_with_what_comes_later() -> None:
+    def part(text: str, token: int) -> RequestOutput:
+        return RequestOutput("r", None, [1], [CompletionOutput(0, text, [token], token_sources=["target"])], False)
+
+    parts = [part("a", 1), part("b", 2), part("c", 3)]
+    merger = OutputMerger()
+    outputs = []
+    for new in parts:
+        merger.add(new)
+        outputs.append(merger.output())
+    assert [output.outputs[0].text for output in outputs] == ["a", "ab", "abc"]
+    assert [output.outputs[0].token_ids for output in outputs] == [[1], [1, 2], [1, 2, 3]]
+    assert parts[0] == part("a", 1)
 
 
 class Counts:

@@ -7,7 +7,8 @@ from typing import Any
 
 from paceline.bench.run.backend import Answer, Sampling, SpeculationCounts
 from paceline.bench.workloads.workload import Prompt
-from paceline.core.outputs import RequestMetrics, RequestOutput, RequestOutputKind, merge_outputs
+from paceline.core.output_merger import OutputMerger
+from paceline.core.outputs import RequestMetrics, RequestOutput, RequestOutputKind
 from paceline.core.sampling_params import SamplingParams
 from paceline.llm import LLM, AsyncLLM
 
@@ -22,16 +23,16 @@ class EngineBackend:
     async def generate(self, prompt: Prompt, sampling: Sampling, index: int) -> Answer:
         params = sampling_params(sampling, index)
         answer = Answer(prompt.prompt_id, prompt.category, time.perf_counter())
-        deltas: list[RequestOutput] = []
+        output = OutputMerger()
         try:
             kind = RequestOutputKind.DELTA
             async for delta in self.llm.generate(asked(prompt, self._tokenizer), params, output_kind=kind):
                 answer.event_s.append(time.perf_counter())
-                deltas.append(delta)
+                output.add(delta)
         except Exception as error:
             answer.error = f"{type(error).__name__}: {error}"
             return answer
-        fill(answer, merge_outputs(deltas))
+        fill(answer, output.output())
         return answer
 
     def counts(self) -> SpeculationCounts | None:

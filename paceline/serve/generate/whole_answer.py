@@ -3,7 +3,8 @@
 import json
 from typing import Any
 
-from paceline.core.outputs import RequestOutput, merge_outputs
+from paceline.core.output_merger import OutputMerger
+from paceline.core.outputs import RequestOutput
 from paceline.llm.worker import in_worker
 from paceline.serve.generate.call import Call
 from paceline.serve.generate.deltas import cursors_for
@@ -16,11 +17,11 @@ class WholeAnswer:
     def __init__(self, call: Call, backend: Backend) -> None:
         self._call = call
         self._backend = backend
-        self._parts: list[list[RequestOutput]] = [[] for _ in call.prompts]  # by prompt
+        self._mergers = [OutputMerger() for _ in call.prompts]
         self._num_tokens = 0
 
     async def take(self, prompt: int, output: RequestOutput) -> None:
-        self._parts[prompt].append(output)
+        self._mergers[prompt].add(output)
         self._num_tokens += sum(len(choice.token_ids) for choice in output.outputs)
 
     async def body(self) -> bytes:
@@ -33,8 +34,8 @@ class WholeAnswer:
         shape, cursors = format_for(call, tokenizer), cursors_for(call, self._backend)
         choices = ",".join(
             _json(choice_body(shape, delta, whole=True))
-            for prompt, parts in enumerate(self._parts)
-            for output in merge_outputs(parts).outputs
+            for prompt, merger in enumerate(self._mergers)
+            for output in merger.output().outputs
             if (delta := cursors[prompt * call.params.n + output.index].advance(output))
         )
         head = {"id": call.id, "object": shape.object, "created": call.created, "model": call.model}
