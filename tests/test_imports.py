@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "lab": set(),
     "train": {"core", "ops", "models"},
     "drafters": set(),
-    "serve": {"llm", "core", "lab", "spec"},
+    "serve": {"llm", "core", "lab"},
     "verify": {"llm", "core", "ops", "models", "verifiers", "spec"},
     "bench": {"llm", "core", "lab", "spec"},
 }
@@ -55,3 +55,10 @@ def test_imports_follow_the_table(path: Path) -> None:
     assert part in ALLOWED, f"paceline/{part} has no row in the import table"
     strangers = imported_parts(path) - ALLOWED[part] - {part, "errors", "__version__"}
     assert not strangers, f"{path.name} imports paceline.{sorted(strangers)}, which paceline/{part} may not"
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "serve").rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_the_server_looks_into_no_engine(path: Path) -> None:
+    """What it needs to know are methods of `AsyncLLM`; an attribute named so would lead past them."""
+    attributes = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+    assert not attributes & {"engine", "core", "scheduler", "speculator"}

@@ -114,9 +114,13 @@ def _add_protection(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     try:
         import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError:
-        print("paceline serve needs FastAPI and uvicorn: pip install 'paceline[serve]'", file=sys.stderr)
+        print(
+            "paceline serve needs FastAPI, uvicorn and prometheus_client: pip install 'paceline[serve]'",
+            file=sys.stderr,
+        )
         return 2
     from paceline.core.kv_tensor import populate
     from paceline.llm import AsyncLLM

@@ -1,5 +1,6 @@
 """What comes out: of the verifier, and of the engine for the caller."""
 
+import enum
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,6 +109,14 @@ class RequestMetrics:
         }
 
 
+class RequestOutputKind(enum.Enum):
+    """What each output of a stream holds, by vLLM's names."""
+
+    CUMULATIVE = "cumulative"  # everything so far
+    DELTA = "delta"  # what is new since the output before: its cost does not grow with the answer
+    FINAL_ONLY = "final_only"  # everything, once, at the end
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     index: int
@@ -122,7 +131,9 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The state of a request: everything so far, not only what is new."""
+    """The state of a request, or what is new of it (`RequestOutputKind`).
+
+    Lists of a delta hold what is new, and `outputs` only the samples that have something new."""
 
     request_id: str
     prompt: str | None

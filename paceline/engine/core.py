@@ -17,11 +17,12 @@ from torch import Tensor
 
 from paceline.core.faults import request_error
 from paceline.core.forward import Decoder
+from paceline.core.incremental_text import TextDecoder
 from paceline.core.outputs import RequestMetrics, VerifyResult
 from paceline.core.request import Request, RequestStatus
 from paceline.core.stop_strings import StopStrings
 from paceline.core.tree import DraftTree
-from paceline.engine.detokenizer import Detokenizer, TextDecoder
+from paceline.engine.detokenizer import Detokenizer
 from paceline.engine.metrics import RequestTracker, StepClock
 from paceline.engine.runner import ModelRunner, PassOutput
 from paceline.engine.scheduler import ScheduledRequest, Scheduler, SchedulerConfig, SchedulerOutput

@@ -1,4 +1,4 @@
-"""Between callers and the engine core: prompts become requests, request states become outputs.
+"""From callers to the engine core: prompts become requests.
 
 Everything that can be wrong with a prompt or its options is found here, before the engine has seen the request. What
 takes long to prepare (tokenizing, stop strings, bad words) is prepared here too, in the caller's thread and once for
@@ -8,19 +8,17 @@ all samples of a call.
 import itertools
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Protocol
 
 from paceline.core.bad_words import BadWords
-from paceline.core.draft_counts import DraftCounts
+from paceline.core.incremental_text import TextDecoder
 from paceline.core.option_values import shown
-from paceline.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from paceline.core.request import Request, ending_token_ids
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.stop_strings import StopStrings
-from paceline.engine.core import RequestState
-from paceline.engine.detokenizer import TextDecoder
+from paceline.engine.job import Job
 from paceline.errors import InvalidOptionError, InvalidRequestError
 from paceline.ops.sampling import check_sampling
 
@@ -29,35 +27,6 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 class TokenizerLike(TextDecoder, Protocol):
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
-
-
-@dataclass(slots=True)
-class Job:
-    """One call's worth of requests: `n` samples of one prompt."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    requests: list[Request]
-    states: list[RequestState] = field(default_factory=list)
-
-    @property
-    def finished(self) -> bool:
-        return all(state.request.finished for state in self.states)
-
-    def output(self) -> RequestOutput:
-        errors = [state.request.error for state in self.states if state.request.error is not None]
-        metrics = [state.metrics for state in self.states if state.metrics is not None]
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.prompt_token_ids,
-            outputs=[_completion(i, state) for i, state in enumerate(self.states)],
-            finished=self.finished,
-            metrics=_combine(metrics) if len(metrics) == len(self.states) else None,
-            prompt_logprobs=self.states[0].request.prompt_logprobs,
-            error=errors[0] if errors else None,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,38 +175,3 @@ def _take_salt(prompt: Prompt) -> tuple[Prompt, str]:
 # Odd constants, so that seeds of different samples and requests do not meet in practice.
 _SAMPLE_STRIDE = 0x9E3779B97F4A7C15
 _REQUEST_STRIDE = 0xC2B2AE3D27D4EB4F
-
-
-def _completion(index: int, state: RequestState) -> CompletionOutput:
-    request, detokenizer = state.request, state.detokenizer
-    text = detokenizer.text if request.finished else detokenizer.text[: detokenizer.stable_length()]
-    return CompletionOutput(
-        index=index,
-        text=text,
-        token_ids=request.output_token_ids,
-        finish_reason=request.finish_reason,
-        stop_reason=request.stop_reason,
-        logprobs=None if request.logprobs is None else list(request.logprobs),
-        token_sources=list(request.token_sources),
-    )
-
-
-def _combine(metrics: Sequence[RequestMetrics]) -> RequestMetrics:
-    """Of several samples: counts add up, the prompt counts once, the first token is the earliest one."""
-    if len(metrics) == 1:
-        return metrics[0]
-
-    def mean(values: list[float]) -> float | None:
-        return sum(values) / len(values) if values else None
-
-    return RequestMetrics(
-        num_prompt_tokens=metrics[0].num_prompt_tokens,
-        num_cached_tokens=metrics[0].num_cached_tokens,
-        counts=DraftCounts.total(m.counts for m in metrics),
-        queue_s=min((m.queue_s for m in metrics if m.queue_s is not None), default=None),
-        ttft_s=min((m.ttft_s for m in metrics if m.ttft_s is not None), default=None),
-        tpot_s=mean([m.tpot_s for m in metrics if m.tpot_s is not None]),
-        e2e_s=max((m.e2e_s for m in metrics if m.e2e_s is not None), default=None),
-        lossy=any(m.lossy for m in metrics),
-        draft_s=sum(m.draft_s for m in metrics),
-    )

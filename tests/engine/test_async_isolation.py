@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from paceline import AsyncLLM, SamplingParams
-from paceline.engine import processor
+from paceline.engine import job as engine_job
 from paceline.engine.core import EngineCore
 from paceline.errors import EngineDeadError, InvalidOptionError, InvalidRequestError, PacelineError, RequestFailedError
 from tests.bench.toy_llm import toy_model
@@ -85,14 +85,14 @@ def test_a_request_that_cannot_be_started_ends_alone(monkeypatch: pytest.MonkeyP
 
 
 def test_an_output_that_cannot_be_made_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    completion = processor._completion
+    completion = engine_job._completion
 
-    def picky(index: int, state: Any) -> Any:
+    def picky(index: int, state: Any, told: Any) -> Any:
         if state.request.sampling_params.top_k == 5:
             raise OverflowError("no output")
-        return completion(index, state)
+        return completion(index, state, told)
 
-    monkeypatch.setattr(processor, "_completion", picky)
+    monkeypatch.setattr(engine_job, "_completion", picky)
     error = run_beside({"top_k": 5, "max_tokens": 50, "ignore_eos": True})
     assert isinstance(error, RequestFailedError) and "no output" in str(error)
 

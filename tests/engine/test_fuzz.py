@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from paceline import SamplingParams
 from paceline.engine.core import EngineCore
-from paceline.engine.processor import Job, Processor
+from paceline.engine.job import Job
+from paceline.engine.processor import Processor
 from paceline.errors import PacelineError, RequestFailedError
 from tests.engine.test_isolation import BREAKS, FRIENDLY, POISON, BrokenDrafter, RaisingDecoder
 from tests.toy import EOS, VOCAB, ToyTokenizer, toy_core

@@ -1,7 +1,7 @@
 """An engine that costs nothing: bytes are tokens, the output is a function of (prompt, seed, position).
 
 So every stream's right text is known without a model, a mixed-up stream cannot go unnoticed, and failures come on
-demand. It keeps the contract of `Backend` that the server relies on: whole states, an abort when the iterator closes.
+demand. It keeps the contract of `Backend` that the server relies on: deltas, an abort when the iterator closes.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ from typing import Any
 from paceline.core.draft_counts import DraftCounts
 from paceline.core.outputs import CompletionOutput, RequestMetrics, RequestOutput, TokenLogprobs
 from paceline.core.sampling_params import SamplingParams
+from paceline.core.step_record import Load, PassRecord, StepObserver, StepRecord
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.errors import EngineDeadError, InvalidOptionError, RequestFailedError
-from paceline.serve.generate.served_engine import Load, PassRecord, StepObserver, StepRecord
 
 EOS = 256
 ALPHABET = "abcdefghijklmnopqrstuvwxyz ABCDEF.,0123456789"
@@ -121,6 +121,7 @@ class FakeBackend:
             assert params.max_tokens is not None
             texts = [expected_text(token_ids, params.seed, i, params.max_tokens) for i in range(params.n)]
             num_steps, done = 0, 0
+            told = [CompletionOutput(i, "", []) for i in range(params.n)]  # the states so far
             sources: list[str] = []
             while done < params.max_tokens and not finished:
                 await asyncio.sleep(self.step_s)
@@ -139,8 +140,10 @@ class FakeBackend:
                 prompt_logprobs = None
                 if params.prompt_logprobs is not None:
                     prompt_logprobs = [None, *(TokenLogprobs(t, -1.0, 1, {t: -1.0}) for t in token_ids[1:])]
+                deltas = [_delta(a, b) for a, b in zip(told, outputs, strict=True) if a.finish_reason is None]
+                told = outputs
                 yield RequestOutput(
-                    request_id, None, list(token_ids), outputs, finished, metrics, prompt_logprobs=prompt_logprobs
+                    request_id, None, list(token_ids), deltas, finished, metrics, prompt_logprobs=prompt_logprobs
                 )
         finally:
             self.running.discard(request_id)
@@ -185,6 +188,19 @@ def _completion(index: int, text: str, params: SamplingParams, full: bool, sourc
         top = range(params.logprobs)
         logprobs = [TokenLogprobs(t, -0.5, 1, {(t + k) % 256: -0.5 - k for k in top}) for t in token_ids]
     return CompletionOutput(index, text, token_ids, finish, reason, logprobs, list(sources[: len(token_ids)]))
+
+
+def _delta(before: CompletionOutput, now: CompletionOutput) -> CompletionOutput:
+    known = len(before.token_ids)
+    return CompletionOutput(
+        now.index,
+        now.text[len(before.text) :],
+        now.token_ids[known:],
+        now.finish_reason,
+        now.stop_reason,
+        None if now.logprobs is None else now.logprobs[known:],
+        now.token_sources[known:],
+    )
 
 
 def _metrics(prompt: Sequence[int], outputs: Sequence[CompletionOutput], num_steps: int, method: str) -> RequestMetrics:

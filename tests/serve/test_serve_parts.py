@@ -2,28 +2,33 @@
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import re
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
+from prometheus_client import generate_latest
+from prometheus_client.metrics_core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.cli.serve import LIMITS
 from paceline.core.draft_counts import DraftCounts
 from paceline.core.outputs import CompletionOutput, RequestMetrics
+from paceline.core.step_record import PassRecord, StepRecord
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.serve.config import ServerConfig
 from paceline.serve.generate.deltas import Cursor
 from paceline.serve.generate.figures import acceptance_histogram
-from paceline.serve.generate.served_engine import PassRecord, StepRecord
 from paceline.serve.http.errors import ApiError
 from paceline.serve.http.gate import GONE, SHUTDOWN, Gate
+from paceline.serve.observe.counts import Counter, Histogram
 from paceline.serve.observe.latest_steps import Recorder
 from paceline.serve.observe.live import draw
-from paceline.serve.observe.prometheus import Counter, Histogram, render
 from paceline.serve.observe.saving import StepCostModel
 from tests.serve import fake
 from tests.serve.conftest import Running
@@ -31,21 +36,36 @@ from tests.serve.conftest import Running
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
+def text(families: list[Metric]) -> str:
+    return generate_latest(SimpleNamespace(collect=lambda: families)).decode()  # type: ignore[arg-type]
+
+
+def samples(family: Metric) -> list[tuple[str, dict[str, str], float]]:
+    (parsed,) = text_string_to_metric_families(text([family]))
+    return [(sample.name, sample.labels, sample.value) for sample in parsed.samples]
+
+
 def test_histogram_buckets_are_cumulative_and_bounds_inclusive() -> None:
     histogram = Histogram("h", "help", buckets=(1, 2))
     for value in (0.5, 1.0, 1.5, 9.0):
         histogram.observe(value)
     histogram.observe(2.0, times=2)
-    lines = render([histogram.family()]).splitlines()
-    assert lines[2:] == ['h_bucket{le="1"} 2', 'h_bucket{le="2"} 5', 'h_bucket{le="+Inf"} 6', "h_sum 16", "h_count 6"]
+    assert samples(histogram.family("m")) == [
+        ("h_bucket", {"model_name": "m", "le": "1"}, 2),
+        ("h_bucket", {"model_name": "m", "le": "2"}, 5),
+        ("h_bucket", {"model_name": "m", "le": "+Inf"}, 6),
+        ("h_count", {"model_name": "m"}, 6),
+        ("h_sum", {"model_name": "m"}, 16),
+    ]
     assert histogram.quantile(0.5) == 2 and histogram.quantile(1.0) is None
     assert Histogram("h", "help").quantile(0.5) is None
 
 
 def test_labels_are_escaped() -> None:
-    counter = Counter("c", "help", ("name",))
+    counter = Counter("c_total", "help", ("name",))
     counter.inc(1, 'a"b\\c\nd')
-    assert render([counter.family()], model="m").splitlines()[-1] == 'c{model="m",name="a\\"b\\\\c\\nd"} 1'
+    line = text([counter.family("m")]).splitlines()[-1]
+    assert line == 'c_total{model_name="m",name="a\\"b\\\\c\\nd"} 1.0'
 
 
 def passed(num_draft: int, num_new: int, request_id: str = "r", method: str = "ngram") -> PassRecord:
@@ -110,10 +130,10 @@ def test_cursors_keep_characters_whole_and_skip_no_token() -> None:
     data = "aé€b".encode()
     cursor = Cursor(0, fake.ByteTokenizer(), method="ngram")
     pieces = []
-    for end in (1, 2, 4, len(data)):
-        text = data[:end].decode(errors="ignore")
-        state = CompletionOutput(0, text, list(data[:end]), token_sources=["draft"] * end)
-        delta = cursor.advance(state)
+    for begin, end in itertools.pairwise((0, 1, 2, 4, len(data))):
+        text = data[:end].decode(errors="ignore")[len(data[:begin].decode(errors="ignore")) :]
+        new = CompletionOutput(0, text, list(data[begin:end]), token_sources=["draft"] * (end - begin))
+        delta = cursor.advance(new)
         assert delta is not None and delta.pieces is not None
         pieces += delta.pieces
     assert [piece.id for piece in pieces] == list(data)
@@ -124,7 +144,7 @@ def test_cursors_keep_characters_whole_and_skip_no_token() -> None:
 def test_a_cursor_has_nothing_to_tell_until_there_is_text() -> None:
     cursor = Cursor(0, fake.ByteTokenizer())
     assert cursor.advance(CompletionOutput(0, "", [195])) is None
-    delta = cursor.advance(CompletionOutput(0, "é", [195, 169]))
+    delta = cursor.advance(CompletionOutput(0, "é", [169]))
     assert delta is not None and delta.text == "é" and delta.num_new_tokens == 2 and delta.first
 
 
@@ -214,7 +234,7 @@ def test_metrics_of_a_request_without_times_are_taken_in() -> None:
     metrics = Metrics()
     metrics.finish(RequestMetrics(3, 1, DraftCounts(num_steps=1, num_emitted_tokens=1), None, None, None, None))
     assert metrics.cached_tokens.total() == 1
-    assert "paceline:e2e_request_latency_seconds_count 0" in render([metrics.e2e.family()])
+    assert ("paceline:e2e_request_latency_seconds_count", {"model_name": "m"}, 0) in samples(metrics.e2e.family("m"))
 
 
 def test_the_docs_name_every_limit_with_its_default() -> None:

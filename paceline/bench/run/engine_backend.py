@@ -8,7 +8,8 @@ from typing import Any
 from paceline.bench.run.backend import Answer, Sampling
 from paceline.bench.workloads.workload import Prompt
 from paceline.core.draft_counts import DraftCounts
-from paceline.core.outputs import RequestOutput
+from paceline.core.output_merger import OutputMerger
+from paceline.core.outputs import RequestOutput, RequestOutputKind
 from paceline.core.sampling_params import SamplingParams
 from paceline.llm import LLM, AsyncLLM
 
@@ -23,16 +24,16 @@ class EngineBackend:
     async def generate(self, prompt: Prompt, sampling: Sampling, index: int) -> Answer:
         params = sampling_params(sampling, index)
         answer = Answer(prompt.prompt_id, prompt.category, time.perf_counter())
-        output: RequestOutput | None = None
+        output = OutputMerger()
         try:
-            async for state in self.llm.generate(asked(prompt, self._tokenizer), params):
+            kind = RequestOutputKind.DELTA
+            async for delta in self.llm.generate(asked(prompt, self._tokenizer), params, output_kind=kind):
                 answer.event_s.append(time.perf_counter())
-                output = state
+                output.add(delta)
         except Exception as error:
             answer.error = f"{type(error).__name__}: {error}"
             return answer
-        assert output is not None
-        fill(answer, output)
+        fill(answer, output.output())
         return answer
 
     def counts(self) -> DraftCounts | None:

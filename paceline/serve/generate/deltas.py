@@ -1,17 +1,18 @@
-"""What a choice gained since the client last heard of it.
+"""What the client of a choice is told next.
 
-The engine hands out whole states and a slow reader may skip some; a cursor per choice turns any two states into the
-text, tokens and log-probabilities between them. A whole answer is the delta from nothing.
+The engine gives what is new of a choice; a cursor per choice adds what the client needs beside it: how far the choice
+has come, and each token's share of the text. A whole answer is told as one delta.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from paceline.core.incremental_text import IncrementalText
 from paceline.core.outputs import CompletionOutput, TokenLogprobs
-from paceline.serve.generate.served_engine import ServerTokenizer
+from paceline.serve.generate.call import Call
+from paceline.serve.generate.served_engine import Backend, ServerTokenizer
 
 DRAFT = "draft"  # the engine's word for a node of a tree that has one drafter
-CONTEXT = 6  # tokens kept before the new one: a byte-level token may finish a character that began before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,53 +38,42 @@ class Delta:
 
 
 class Cursor:
-    """How much of one choice was already sent. `method`, where sources are wanted: who drafts for this choice."""
+    """How much of one choice was already told. `method`, where sources are wanted: who drafts for this choice."""
 
     def __init__(self, index: int, tokenizer: ServerTokenizer, method: str | None = None) -> None:
         self.num_tokens = 0
+        self.first = True  # nothing was told
         self._index = index
-        self._first = True
-        self._done = False  # the end was told
         self._num_chars = 0
-        self._tokenizer = tokenizer
+        self._num_untold_tokens = 0  # that came without text
         self._method = method
-        self._window: list[int] = []  # [_shown, end) has not become text yet
-        self._shown = 0
+        self._text = IncrementalText(tokenizer)
 
-    def advance(self, state: CompletionOutput) -> Delta | None:
-        """The delta up to `state`, or None where there is nothing to tell."""
-        if self._done:  # other choices of the call still run
+    def advance(self, new: CompletionOutput) -> Delta | None:
+        """What to tell of what is new, or None where that is nothing yet."""
+        pieces = None if self._method is None else self._pieces(new.token_ids, new.token_sources, self._method)
+        tells_tokens = new.logprobs is not None or pieces is not None
+        self._num_untold_tokens += len(new.token_ids)
+        if not new.text and not (new.token_ids and tells_tokens) and new.finish_reason is None:
             return None
-        new_token_ids = state.token_ids[self.num_tokens :]
-        text = state.text[self._num_chars :]
-        pieces = None if self._method is None else self._pieces(new_token_ids, state.token_sources, self._method)
-        tells_tokens = state.logprobs is not None or pieces is not None
-        if not text and not (new_token_ids and tells_tokens) and state.finish_reason is None:
-            return None
-        logprobs = None if state.logprobs is None else state.logprobs[self.num_tokens : len(state.token_ids)]
         delta = Delta(
-            self._index, self._first, text, len(new_token_ids), self._num_chars, logprobs, pieces,
-            state.finish_reason, state.stop_reason,
+            self._index, self.first, new.text, self._num_untold_tokens, self._num_chars, new.logprobs, pieces,
+            new.finish_reason, new.stop_reason,
         )  # fmt: skip
-        self._first, self._done = False, state.finish_reason is not None
-        self.num_tokens = len(state.token_ids)
-        self._num_chars = len(state.text)
+        self.first = False
+        self.num_tokens += self._num_untold_tokens
+        self._num_untold_tokens = 0
+        self._num_chars += len(new.text)
         return delta
 
     def _pieces(self, token_ids: Sequence[int], sources: Sequence[str], method: str) -> list[TokenPiece]:
-        new_sources = sources[self.num_tokens : self.num_tokens + len(token_ids)]
         return [
-            TokenPiece(token, self._piece(token), method if source == DRAFT else source)
-            for token, source in zip(token_ids, new_sources, strict=True)
+            TokenPiece(token, self._text.append(token), method if source == DRAFT else source)
+            for token, source in zip(token_ids, sources, strict=True)
         ]
 
-    def _piece(self, token_id: int) -> str:
-        """The text that a token completes: empty while a character is half done."""
-        self._window.append(token_id)
-        before = self._tokenizer.decode(self._window[: self._shown])
-        after = self._tokenizer.decode(self._window)
-        if len(after) <= len(before) or after.endswith("\N{REPLACEMENT CHARACTER}"):
-            return ""
-        self._window = self._window[-CONTEXT:]
-        self._shown = len(self._window)
-        return after[len(before) :]
+
+def cursors_for(call: Call, backend: Backend) -> list[Cursor]:
+    """One per choice."""
+    method = backend.method_of(call.params) if call.body.return_token_sources else None
+    return [Cursor(i, backend.tokenizer, method) for i in range(call.num_choices)]

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.core.draft_counts import DraftCounts
+from paceline.serve.generate.call import Call
 from paceline.serve.generate.deltas import Cursor
 from paceline.serve.generate.served_engine import ServerTokenizer
-from paceline.serve.generate.service import Call
 
 PREDICTION = "prediction"  # the member that drafts from the client's expected text
 

@@ -5,12 +5,13 @@ completions  {"text": ...},                          logprobs {"tokens": [...], 
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from paceline.core.outputs import TokenLogprobs
+from paceline.serve.generate.call import Call
 from paceline.serve.generate.deltas import Delta
 from paceline.serve.generate.served_engine import ServerTokenizer
-from paceline.serve.generate.service import Call
 from paceline.serve.http.request_bodies import CompletionRequest
 
 LOWEST_LOGPROB = -9999.0  # what OpenAI sends for "impossible": JSON has no infinity
@@ -25,6 +26,13 @@ class Format(Protocol):
 
 def format_for(call: Call, tokenizer: ServerTokenizer) -> Format:
     return CompletionFormat(tokenizer, call) if isinstance(call.body, CompletionRequest) else ChatFormat(tokenizer)
+
+
+def choice_body(shape: Format, delta: Delta, *, whole: bool) -> dict[str, Any]:
+    choice = shape.choice(delta, whole=whole)
+    if delta.pieces is not None:
+        choice["token_sources"] = [asdict(piece) for piece in delta.pieces]
+    return choice
 
 
 class ChatFormat:
@@ -66,16 +74,14 @@ class CompletionFormat:
     def __init__(self, tokenizer: ServerTokenizer, call: Call) -> None:
         self._tokenizer = tokenizer
         self._call = call
-        body = call.body
-        assert isinstance(body, CompletionRequest)
-        self._echoed = [tokenizer.decode(prompt) for prompt in call.prompts] if body.echo else None
+        self._echoed: dict[int, str] = {}  # by prompt, once a choice of it begins
 
     def choice(self, delta: Delta, *, whole: bool) -> dict[str, Any]:
         text, offset = delta.text, delta.text_offset
         logprobs: list[TokenLogprobs | None] | None = None if delta.logprobs is None else list(delta.logprobs)
-        if self._echoed is not None:
+        if self._call.echoes:
             prompt = delta.index // self._call.params.n
-            echoed = self._echoed[prompt]
+            echoed = self._echo(prompt)
             if delta.first:
                 text = echoed + text
                 logprobs = None if logprobs is None else [*self._call.prompt_logprobs[prompt], *logprobs]
@@ -88,6 +94,11 @@ class CompletionFormat:
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
         }
+
+    def _echo(self, prompt: int) -> str:
+        if prompt not in self._echoed:
+            self._echoed[prompt] = self._tokenizer.decode(self._call.prompts[prompt])
+        return self._echoed[prompt]
 
     def _logprobs(self, entries: Sequence[TokenLogprobs | None], offset: int, index: int) -> dict[str, Any]:
         body: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.core.sampling_params import SamplingParams
+from paceline.llm.worker import in_worker
 from paceline.serve.config import ServerConfig
 from paceline.serve.generate.served_engine import Backend
 from paceline.serve.http.errors import ApiError
@@ -16,7 +17,6 @@ from paceline.serve.http.request_bodies import (
     Message,
     as_text,
 )
-from paceline.serve.http.worker import in_worker
 
 CHARS_PER_MESSAGE = 100  # what a chat template takes for a message, in characters of text
 MAX_TOKEN_DIGITS = 10  # of a token id as a key of JSON
@@ -48,7 +48,7 @@ async def sampling_params(
     echo = isinstance(body, CompletionRequest) and bool(body.echo)
     if echo and logprobs is not None:
         params = replace(params, prompt_logprobs=logprobs)
-    check_logprobs(params, prompt_lens, params.n if echo else 0, max_tokens, config)
+    check_logprobs(params, prompt_lens, echo, config)
     return params
 
 

@@ -1,17 +1,15 @@
-"""The seam between the server and the engine: what the server asks for. `engine_backend.py` asks it of `AsyncLLM`.
+"""The seam between the server and the engine: what the server asks for. `over_async_llm.py` asks it of `AsyncLLM`.
 
-The server never looks inside the engine. It sends prompts, reads states, and is told after every pass what became of
+The server never looks inside the engine. It sends prompts, reads deltas, and is told after every pass what became of
 the drafts (`StepRecord`): the page's tree, a prediction's counts and the time model all come from that one report.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from paceline.core.draft_counts import DraftCounts
 from paceline.core.outputs import RequestOutput
 from paceline.core.sampling_params import SamplingParams
-from paceline.core.tree import DraftTree
+from paceline.core.step_record import Load, StepObserver
 
 
 class ServerTokenizer(Protocol):
@@ -24,39 +22,6 @@ class ServerTokenizer(Protocol):
     def chat_token_ids(
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
     ) -> list[int]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How full the engine is right now."""
-
-    num_running: int
-    num_waiting: int
-    kv_usage: float  # 0..1
-
-
-@dataclass(frozen=True, slots=True)
-class PassRecord:
-    """What one target pass did for one request."""
-
-    request_id: str
-    method: str
-    num_rows: int
-    num_prompt_rows: int  # rows of a prompt chunk; 0 for a decode step
-    draft: DraftTree
-    accepted: Sequence[int]  # node indices, top first
-    new_token_ids: Sequence[int]
-    cache_salt: str = ""  # of the request: says whose it is (serve/http/tenants.py)
-    counts: DraftCounts = field(default_factory=DraftCounts)  # of this pass
-
-
-@dataclass(frozen=True, slots=True)
-class StepRecord:
-    passes: Sequence[PassRecord]
-    seconds: float  # since the step before, idle time left out
-
-
-StepObserver = Callable[[StepRecord], None]  # called in the engine's thread: must be quick and must not raise
 
 
 class Backend(Protocol):
@@ -77,7 +42,7 @@ class Backend(Protocol):
 
     def generate(
         self, token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str
-    ) -> AsyncIterator[RequestOutput]: ...
+    ) -> AsyncIterator[RequestOutput]: ...  # what is new since it was last asked; the last one is finished
 
     def method_of(self, params: SamplingParams) -> str: ...  # who drafts for a request with these options
 

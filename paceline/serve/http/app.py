@@ -11,6 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
 
 import paceline
+from paceline.llm.worker import in_worker
 from paceline.serve.config import ServerConfig
 from paceline.serve.generate.answer import GenerationResponse
 from paceline.serve.generate.params import tokenize_chat, tokenize_text
@@ -18,6 +19,7 @@ from paceline.serve.generate.served_engine import Backend
 from paceline.serve.generate.service import Service
 from paceline.serve.http.body import BodyReader
 from paceline.serve.http.errors import ApiError, as_api_error
+from paceline.serve.http.limits import check_model
 from paceline.serve.http.middleware import REQUEST_ID, Guard
 from paceline.serve.http.openapi import describe_bodies, takes
 from paceline.serve.http.pace import Pace
@@ -38,10 +40,10 @@ from paceline.serve.http.response_bodies import (
     Tokenized,
     Version,
 )
-from paceline.serve.http.tenants import TENANT
-from paceline.serve.http.worker import in_worker
-from paceline.serve.observe import prometheus
+from paceline.serve.http.tenants import TENANT, Tenant
+from paceline.serve.observe.exposition import CONTENT_TYPE, Exposition
 from paceline.serve.observe.live import live
+from paceline.serve.observe.polled import Polled
 
 GENERATING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -113,7 +115,7 @@ def _add_generation(app: FastAPI, service: Service, reader: BodyReader) -> None:
 
     @app.get("/v1/models/{model:path}", response_model=ModelCard, tags=["OpenAI"])
     async def model(model: str) -> Any:
-        return _card(service, service.check_model(model))
+        return _card(service, check_model(model, service.config))
 
 
 def _card(service: Service, name: str) -> dict[str, Any]:
@@ -132,17 +134,20 @@ def _add_tokenizer(app: FastAPI, service: Service, reader: BodyReader) -> None:
 
     @app.post("/tokenize", tags=["tokens"], responses={200: {"model": Tokenized}}, **takes(TokenizeRequest))
     async def tokenize(body: TokenizeBody) -> Response:
-        service.check_model(body.model)
+        check_model(body.model, service.config)
         if body.messages is not None:
             tokens = await tokenize_chat(body.messages, service.backend, body.add_generation_prompt)
         else:
             tokens = await tokenize_text(body.prompt or "", service.backend, body.add_special_tokens)
+        if len(tokens) > reader.max_values:  # no route would take them back
+            message = f"the text has {len(tokens)} tokens, and at most {reader.max_values} are listed: send less of it"
+            raise ApiError(400, message, code="too_long", param="prompt" if body.messages is None else "messages")
         answer = {"tokens": tokens, "count": len(tokens), "max_model_len": service.backend.max_model_len}
         return await in_worker(len(tokens), lambda: JSONResponse(answer))
 
     @app.post("/detokenize", response_model=Detokenized, tags=["tokens"], **takes(DetokenizeRequest))
     async def detokenize(body: DetokenizeBody) -> Any:
-        service.check_model(body.model)
+        check_model(body.model, service.config)
         vocab_size = service.backend.vocab_size
         if max(body.tokens, default=0) >= vocab_size:
             raise ApiError(400, f"token ids go from 0 to {vocab_size - 1}, got {max(body.tokens)}", param="tokens")
@@ -151,6 +156,10 @@ def _add_tokenizer(app: FastAPI, service: Service, reader: BodyReader) -> None:
 
 
 def _add_operations(app: FastAPI, service: Service) -> None:
+    exposition = Exposition(service)
+    metrics_text = Polled[None](lambda _: exposition.render())
+    live_json = Polled[Tenant](lambda tenant: bytes(JSONResponse(live(service, tenant)).body))
+
     @app.get("/health", tags=["operations"])
     async def health() -> dict[str, str]:
         """The process answers and its engine runs."""
@@ -172,15 +181,12 @@ def _add_operations(app: FastAPI, service: Service) -> None:
     @app.get("/metrics", tags=["operations"])
     async def metrics() -> Response:
         """Prometheus' text form."""
-        backend = service.backend
-        families = service.metrics.families(backend.load(), backend.speculation_stats(), service.recorder)
-        text = prometheus.render(families, model_name=service.config.model_names[0])
-        return Response(text, media_type=prometheus.CONTENT_TYPE)
+        return Response(metrics_text.body(None), media_type=CONTENT_TYPE)
 
     @app.get("/api/live", tags=["operations"])
-    async def live_figures(request: Request) -> JSONResponse:
+    async def live_figures(request: Request) -> Response:
         """What the page at / shows. Text is shown to the key that it belongs to, and to admin keys."""
-        return JSONResponse(live(service, request.scope[TENANT]))
+        return Response(live_json.body(request.scope[TENANT]), media_type="application/json")
 
 
 def _add_error_handlers(app: FastAPI) -> None:

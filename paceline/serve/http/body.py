@@ -11,10 +11,10 @@ from typing import Any, NoReturn, TypeVar
 from fastapi import Depends, Request
 from pydantic import ValidationError
 
+from paceline.llm.worker import in_worker
 from paceline.serve.http.errors import ApiError
 from paceline.serve.http.request_bodies import Body
 from paceline.serve.http.validation import explain
-from paceline.serve.http.worker import in_worker
 
 Model = TypeVar("Model", bound=Body)
 
@@ -33,7 +33,7 @@ class BodyReader:
     """Makes the dependencies by which routes get their bodies."""
 
     def __init__(self, max_model_len: int) -> None:
-        self._max_values = VALUES_BESIDE_TOKENS + TEXTS_OF_TOKENS * max_model_len
+        self.max_values = VALUES_BESIDE_TOKENS + TEXTS_OF_TOKENS * max_model_len
 
     def dependency(self, model: type[Model]) -> Any:
         async def read(request: Request) -> Model:
@@ -72,7 +72,7 @@ class BodyReader:
 
     def _check_number_of_values(self, text: str) -> None:
         """Before anything is made of them."""
-        most = self._max_values
+        most = self.max_values
         if _num_separators(text) > most and (
             _num_strings(text) > most or _num_separators(_STRING.sub("", text)) > most
         ):

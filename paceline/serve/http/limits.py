@@ -19,6 +19,31 @@ def check_options(body: GenerationRequest, config: ServerConfig) -> None:
     _check_draft_nodes(body, config)
 
 
+def check_model(name: str | None, config: ServerConfig) -> str:
+    names = config.model_names
+    if name is not None and name not in names:
+        raise ApiError(
+            404,
+            f"the model {name!r} is not here: this server has {', '.join(names)}",
+            code="model_not_found",
+            param="model",
+        )
+    return name or names[0]
+
+
+def num_sequences(body: GenerationRequest, config: ServerConfig) -> int:
+    """How many sequences a call asks for, before anything is tokenized."""
+    total = num_prompts(body) * (body.n or 1)
+    if total > config.max_choices:
+        raise ApiError(
+            400,
+            f"prompts x n is {total} and this server takes at most {config.max_choices} in one call: split it",
+            code="too_many_choices",
+            param="n",
+        )
+    return total
+
+
 def num_prompts(body: GenerationRequest) -> int:
     if isinstance(body, CompletionRequest) and isinstance(body.prompt, list) and body.prompt:
         return 1 if isinstance(body.prompt[0], int) else len(body.prompt)
@@ -62,15 +87,14 @@ def tokens_within_logprobs(num_choices: int, num_logprobs: int | None, config: S
     return config.max_logprob_entries // (num_choices * (num_logprobs + 1))
 
 
-def check_logprobs(
-    params: SamplingParams, prompt_lens: list[int], echo_choices: int, max_tokens: int, config: ServerConfig
-) -> None:
-    """`echo_choices`: how many choices repeat their prompt with its log-probabilities; 0 without echo."""
+def check_logprobs(params: SamplingParams, prompt_lens: list[int], echo: bool, config: ServerConfig) -> None:
+    """`echo`: every choice repeats its prompt with its log-probabilities; otherwise they are given once."""
     entries = 0
     if params.logprobs is not None:
-        entries += len(prompt_lens) * params.n * max_tokens * (params.logprobs + 1)
+        assert params.max_tokens is not None
+        entries += len(prompt_lens) * params.n * params.max_tokens * (params.logprobs + 1)
     if params.prompt_logprobs is not None:
-        entries += sum(prompt_lens) * (params.prompt_logprobs + 1) * max(1, echo_choices)
+        entries += sum(prompt_lens) * (params.prompt_logprobs + 1) * (params.n if echo else 1)
     if entries > config.max_logprob_entries:
         raise ApiError(
             400,

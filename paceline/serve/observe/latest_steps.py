@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from paceline.core.draft_counts import DraftCounts
-from paceline.serve.generate.served_engine import PassRecord, StepRecord
+from paceline.core.step_record import PassRecord, StepRecord
 from paceline.serve.observe.saving import StepCostModel
 
 NUM_RECENT_TREES = 8

@@ -3,7 +3,8 @@
 import time
 from typing import Any
 
-from paceline.serve.generate.served_engine import PassRecord, ServerTokenizer
+from paceline.core.step_record import PassRecord
+from paceline.serve.generate.served_engine import ServerTokenizer
 from paceline.serve.generate.service import Service
 from paceline.serve.http.tenants import Tenant
 

@@ -1,34 +1,15 @@
-"""The server's figures for Prometheus: vLLM's names under our prefix, and what it has no name for.
+"""What the server counts and times itself: vLLM's names under our prefix, and what it has no name for.
 
-Latencies are observed here as clients see them. Speculation's counts live in the engine and are read when scraped.
+Latencies are observed here as clients see them. `exposition.py` writes all of it down.
 """
 
-from collections.abc import Mapping
+import time
 from typing import Any
 
 from paceline.core.outputs import RequestMetrics
-from paceline.serve.generate.served_engine import Load
-from paceline.serve.observe.latest_steps import Recorder
-from paceline.serve.observe.prometheus import LENGTH_BUCKETS, Counter, Family, Histogram
+from paceline.serve.observe.counts import LENGTH_BUCKETS, Counter, Histogram
 
 PREFIX = "paceline:"
-
-# (metric, key of spec/statistics.py, help), of a method and of each of its members
-_METHOD_COUNTS = (
-    ("spec_decode_num_drafts_total", "num_drafts", "drafts verified"),
-    ("spec_decode_num_draft_tokens_total", "num_draft_tokens", "draft nodes verified"),
-    ("spec_decode_num_accepted_tokens_total", "num_accepted_tokens", "draft nodes accepted"),
-    ("spec_decode_num_wasted_tokens_total", "num_wasted_tokens", "draft nodes verified in vain"),
-    ("spec_decode_num_steps_total", "num_steps", "target passes of sequences the method drafts for"),
-    ("spec_decode_num_emitted_tokens_total", "num_emitted_tokens", "tokens these passes emitted, bonus counted"),
-    ("spec_decode_draft_seconds_total", "draft_s", "host time spent drafting"),
-)
-_MEMBER_COUNTS = (
-    ("spec_decode_member_num_draft_tokens_total", "num_draft_tokens", "draft nodes verified, by member"),
-    ("spec_decode_member_num_accepted_tokens_total", "num_accepted_tokens", "draft nodes accepted, by member"),
-)
-
-DRAFTING = ("pays", "probe")  # reasons for which something is offered
 
 
 class Metrics:
@@ -63,69 +44,24 @@ class Metrics:
             if value is not None:
                 histogram.observe(value)
 
-    def families(self, load: Load, speculation: Mapping[str, Any], recorder: Recorder) -> list[Family]:
-        own = [value.family() for value in vars(self).values()]
-        return [*_load_families(load), *own, *_speculation_families(speculation), _saved_family(recorder)]
 
+class TokenTimes:
+    """The latencies of one prompt's tokens, as its client sees them."""
 
-def _load_families(load: Load) -> list[Family]:
-    rows = (
-        ("num_requests_running", load.num_running, "sequences in the batch"),
-        ("num_requests_waiting", load.num_waiting, "sequences in the queue"),
-        ("kv_cache_usage_perc", load.kv_usage, "share of KV blocks in use, 0 to 1"),
-    )
-    families = [Family(PREFIX + name, "gauge", help) for name, _, help in rows]
-    for family, (_, value, _) in zip(families, rows, strict=True):
-        family.add(value)
-    return families
+    def __init__(self, metrics: Metrics, arrival_s: float, num_samples: int) -> None:
+        self._metrics = metrics
+        self._num_samples = num_samples
+        self._begun = False
+        self._last_s = arrival_s
 
-
-def _speculation_families(speculation: Mapping[str, Any]) -> list[Family]:
-    families = []
-    for name, key, help in _METHOD_COUNTS:
-        family = Family(PREFIX + name, "counter", help)
-        for method, stats in speculation.items():
-            family.add(stats[key], method=method)
-        families.append(family)
-    for name, key, help in _MEMBER_COUNTS:
-        family = Family(PREFIX + name, "counter", help)
-        for method, stats in speculation.items():
-            for member, counts in stats["by_member"].items():
-                family.add(counts[key], method=method, member=member)
-        families.append(family)
-    positions = Family(PREFIX + "spec_decode_num_accepted_tokens_per_pos_total", "counter", "accepted, by depth")
-    length = Family(PREFIX + "spec_decode_mean_acceptance_length", "gauge", "tokens per target pass since the start")
-    for method, stats in speculation.items():
-        for position, count in enumerate(stats["accepted_per_position"]):
-            positions.add(count, method=method, position=str(position))
-        length.add(stats["mean_acceptance_length"], method=method)
-    return [*families, positions, length, *_decision_families(speculation)]
-
-
-def _decision_families(speculation: Mapping[str, Any]) -> list[Family]:
-    """What a method that decides for itself decided, and why (spec/auto/controller.py)."""
-    steps = Family(PREFIX + "spec_decode_decisions_total", "counter", "steps, by what was decided and why")
-    nodes = Family(PREFIX + "spec_decode_decision_nodes_total", "counter", "draft nodes, drafted and offered")
-    asked = Family(PREFIX + "spec_decode_member_asked_total", "counter", "steps in which a member was asked")
-    awake = Family(PREFIX + "spec_decode_member_awake", "gauge", "1: the member is asked now, by its state")
-    own = Family(PREFIX + "spec_decode_decision_seconds_total", "counter", "time spent deciding")
-    for method, stats in speculation.items():
-        made = stats.get("decisions")
-        if made is None:
-            continue
-        for reason, count in made["reasons"].items():
-            steps.add(count, method=method, decision="draft" if reason in DRAFTING else "plain", reason=reason)
-        for kind in ("drafted", "offered"):
-            nodes.add(made[f"{kind}_nodes"], method=method, kind=kind)
-        for member, figures in made["members"].items():
-            asked.add(figures["num_asked"], method=method, member=member)
-            awake.add(int(figures["asked"]), method=method, member=member, state=figures["state"])
-        own.add(made["own_s"], method=method)
-    return [steps, nodes, asked, awake, own]
-
-
-def _saved_family(recorder: Recorder) -> Family:
-    family = Family(PREFIX + "spec_decode_time_saved_seconds", "gauge", "estimate; negative: speculation lost time")
-    for method, saved in list(recorder.saved.items()):
-        family.add(saved.seconds, method=method)
-    return family
+    def note(self, num_new_tokens: int) -> None:
+        if not num_new_tokens:
+            return
+        now_s = time.perf_counter()
+        passed_s, self._last_s = now_s - self._last_s, now_s
+        self._metrics.generation_tokens.inc(num_new_tokens)
+        if self._begun:  # samples advance side by side: each got its share of the new tokens
+            self._metrics.inter_token.observe(passed_s * self._num_samples / num_new_tokens, num_new_tokens)
+        else:
+            self._metrics.ttft.observe(passed_s)
+        self._begun = True

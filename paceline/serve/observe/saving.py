@@ -10,7 +10,7 @@ The step's time is shared among its sequences by their rows. Steps with prompt c
 of decoding.
 """
 
-from paceline.serve.generate.served_engine import StepRecord
+from paceline.core.step_record import StepRecord
 
 MEMORY = 0.99  # weight that an observation keeps with each newer one: the last hundred steps count
 

@@ -14,7 +14,7 @@ import pytest
 
 from paceline.serve.config import ServerConfig
 from paceline.serve.http.app import create_app
-from paceline.serve.http.body import MAX_ITEMS, BodyReader
+from paceline.serve.http.body import MAX_ITEMS, TEXTS_OF_TOKENS, VALUES_BESIDE_TOKENS, BodyReader
 from paceline.serve.http.errors import ApiError
 from paceline.serve.http.limits import check_options
 from paceline.serve.http.request_bodies import ChatCompletionRequest, CompletionRequest
@@ -312,6 +312,19 @@ def test_a_stream_finishes_each_choice_once(n: int) -> None:
     if n > 1:
         ends = {len(choice["text"]) for choice in whole["choices"]}
         assert len(ends) > 1, "the test needs choices that end at different times"
+
+
+def test_tokenize_lists_a_bounded_number_of_tokens() -> None:
+    most = VALUES_BESIDE_TOKENS + TEXTS_OF_TOKENS * 100
+    with running(fake.FakeBackend(max_model_len=100)) as handle, handle.client() as client:
+        assert client.post("/tokenize", json={"prompt": "x" * most}).json()["count"] == most
+        for body, param in (
+            ({"prompt": "x" * (most + 1)}, "prompt"),
+            ({"messages": [{"role": "user", "content": "x" * most}]}, "messages"),
+        ):
+            answer = client.post("/tokenize", json=body)
+            error = answer.json()["error"]
+            assert answer.status_code == 400 and (error["code"], error["param"]) == ("too_long", param)
 
 
 # Others

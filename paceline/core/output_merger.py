@@ -1,0 +1,81 @@
+"""Outputs that follow one another, as one: adding one costs what is new in it, in time and in memory."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from paceline.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+
+
+@dataclass(slots=True)
+class _Sample:
+    index: int
+    texts: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    token_sources: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+
+    def add(self, new: CompletionOutput) -> None:
+        if new.text:
+            self.texts.append(new.text)
+        self.token_ids += new.token_ids
+        self.token_sources += new.token_sources
+        if new.logprobs is not None:
+            self.logprobs = self.logprobs or []
+            self.logprobs += new.logprobs
+        self.finish_reason, self.stop_reason = new.finish_reason, new.stop_reason
+
+    def output(self) -> CompletionOutput:
+        """A copy: what comes later does not change it."""
+        self.texts = ["".join(self.texts)]
+        return CompletionOutput(
+            index=self.index,
+            text=self.texts[0],
+            token_ids=list(self.token_ids),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            logprobs=None if self.logprobs is None else list(self.logprobs),
+            token_sources=list(self.token_sources),
+        )
+
+
+class OutputMerger:
+    def __init__(self) -> None:
+        self._last: RequestOutput | None = None
+        self._is_only = False  # `_last` is all there is, and not in `_samples`
+        self._samples: dict[int, _Sample] = {}
+
+    def add(self, output: RequestOutput) -> None:
+        if self._last is None:
+            self._is_only = True
+        else:
+            if self._is_only:
+                self._take_in(self._last.outputs)
+                self._is_only = False
+            self._take_in(output.outputs)
+        self._last = output
+
+    def output(self) -> RequestOutput:
+        """Everything that was added."""
+        last = self._last
+        assert last is not None
+        if self._is_only:
+            return last
+        return RequestOutput(
+            request_id=last.request_id,
+            prompt=last.prompt,
+            prompt_token_ids=last.prompt_token_ids,
+            outputs=[self._samples[index].output() for index in sorted(self._samples)],
+            finished=last.finished,
+            metrics=last.metrics,
+            prompt_logprobs=last.prompt_logprobs,
+            error=last.error,
+        )
+
+    def _take_in(self, outputs: Iterable[CompletionOutput]) -> None:
+        for output in outputs:
+            sample = self._samples.get(output.index)
+            if sample is None:
+                sample = self._samples[output.index] = _Sample(output.index)
+            sample.add(output)

@@ -1,0 +1,224 @@
+"""`AsyncLLM`: an engine in a thread of its own, and async streams of what it makes."""
+
+import asyncio
+import itertools
+import logging
+import queue
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Sized
+from types import TracebackType
+from typing import Any
+
+from paceline.core.faults import request_error
+from paceline.core.outputs import RequestOutput, RequestOutputKind
+from paceline.core.sampling_params import SamplingParams
+from paceline.core.step_record import Load, StepObserver
+from paceline.engine.build import Engine
+from paceline.engine.core import EngineCore, RequestState
+from paceline.engine.job import Job
+from paceline.engine.processor import Prompt
+from paceline.errors import EngineDeadError, InvalidRequestError, PacelineError
+from paceline.llm.output_stream import News, OutputStream, post
+from paceline.llm.step_watch import StepWatch
+from paceline.llm.sync_llm import DEFAULT_MODEL, LLM, Message, Speculative
+from paceline.llm.worker import in_worker
+from paceline.models.loader import LoadedModel
+from paceline.models.tokenizer import Tokenizer
+
+logger = logging.getLogger("paceline")
+
+
+class AsyncLLM:
+    """Every request is an async stream that can be cancelled."""
+
+    def __init__(
+        self,
+        model: str | LoadedModel = DEFAULT_MODEL,
+        speculative_config: Speculative = None,
+        *,
+        on_death: Callable[[Exception], None] | None = None,  # called in the engine's thread, after all streams ended
+        **options: Any,
+    ) -> None:
+        self._llm = LLM(model, speculative_config, **options)
+        self.on_death = on_death
+        self._commands: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
+        self._streams: dict[str, OutputStream] = {}
+        self._ids = itertools.count()
+        self._dead: Exception | None = None
+        self._thread = threading.Thread(target=self._loop, name="paceline-engine", daemon=True)
+        self._thread.start()
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
+    ) -> AsyncIterator[RequestOutput]:
+        """The request's state whenever it changed. Closing the iterator, or cancelling its task, aborts the request.
+
+        With another `output_kind`: what is new since the iterator was last asked, or only the last state."""
+        request_id = request_id or f"async-{next(self._ids)}"
+        job = await self._job(request_id, prompt, sampling_params or SamplingParams())
+        stream = self._open(job, output_kind)
+        try:
+            while True:
+                output = await stream.next()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            self._streams.pop(request_id, None)
+            self._commands.put(job.abort)
+
+    async def _job(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Job:
+        self._check_id(request_id)
+        make = self.engine.processor.job
+        return await in_worker(_size(prompt, params), lambda: make(request_id, prompt, params))
+
+    def _open(self, job: Job, output_kind: RequestOutputKind) -> OutputStream:
+        self._check_id(job.request_id)  # again: another may have taken it while the job was made
+        stream = self._streams[job.request_id] = OutputStream(job, output_kind)
+        self._commands.put(lambda core: self._admit(core, stream))
+        if self._dead is not None:  # looked at after the stream is known, so that no ending can be missed
+            stream.put(self._dead)
+        return stream
+
+    def _check_id(self, request_id: str) -> None:
+        if request_id in self._streams:
+            raise InvalidRequestError(f"request id {request_id!r} is in use")
+
+    def chat(
+        self, messages: Sequence[Message], sampling_params: SamplingParams | None = None, request_id: str | None = None
+    ) -> AsyncIterator[RequestOutput]:
+        """Answer a conversation, as `generate` continues a text."""
+        return self.generate(self._llm.chat_prompt(messages), sampling_params, request_id)
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._llm.get_tokenizer()
+
+    @property
+    def engine(self) -> Engine:
+        return self._llm.engine
+
+    @property
+    def death(self) -> Exception | None:
+        """Why the engine does not run any more; None while it does."""
+        return self._dead
+
+    @property
+    def max_model_len(self) -> int:
+        return self.engine.config.max_model_len
+
+    @property
+    def max_num_seqs(self) -> int:
+        return self.engine.config.max_num_seqs
+
+    @property
+    def vocab_size(self) -> int:
+        return self.engine.model.config.vocab_size
+
+    def method_of(self, params: SamplingParams) -> str:
+        """The drafting method that a request with these options gets; "none": plain decoding."""
+        return self._llm.method_of(params)
+
+    def load(self) -> Load:
+        core = self.engine.core
+        return Load(len(core.scheduler.running), len(core.scheduler.waiting), core.kv.usage)
+
+    def stats(self) -> dict[str, Any]:
+        return self._llm.stats()
+
+    def watch(self, observer: StepObserver) -> None:
+        """Tell `observer` of every step from now on, in the engine's thread."""
+        self.engine.core.observers.append(StepWatch(self._llm, observer))
+
+    def check_integrity(self) -> None:
+        """Only after `shutdown`: asserts that no KV block was lost."""
+        self.engine.core.check_integrity()
+
+    def shutdown(self, timeout_s: float = 10.0) -> None:
+        """Stop the engine; streams still open end with an error."""
+        self._commands.put(None)
+        self._thread.join(timeout_s)
+
+    def __enter__(self) -> "AsyncLLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _loop(self) -> None:
+        core = self.engine.core
+        try:
+            while self._take_commands(core):
+                self._publish(core, core.step())
+            self._end(EngineDeadError("the engine was shut down"))
+        except BaseException as error:  # whatever it is, nobody may wait for ever
+            self._die(error)
+
+    def _take_commands(self, core: EngineCore) -> bool:
+        """Carry out what callers asked for, waiting when there is nothing to compute. False: shut down."""
+        while True:
+            try:
+                command = self._commands.get(block=not core.has_requests)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command(core)
+
+    def _admit(self, core: EngineCore, stream: OutputStream) -> None:
+        try:
+            stream.job.start(core)
+        except BaseException as error:
+            stream.job.abort(core)
+            told = error if isinstance(error, PacelineError) else request_error("starting the request", error)
+            post(stream.loop, [(stream, told)])
+
+    def _publish(self, core: EngineCore, updated: Sequence[RequestState]) -> None:
+        changed = {id(state) for state in updated}
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, News]]] = {}
+        for stream in list(self._streams.values()):
+            if any(id(state) in changed for state in stream.job.states):
+                by_loop.setdefault(stream.loop, []).append((stream, self._news(core, stream.job)))
+        for loop, news in by_loop.items():
+            post(loop, news)
+
+    def _news(self, core: EngineCore, job: Job) -> News:
+        try:
+            return job.delta()
+        except BaseException as error:
+            job.abort(core)
+            return request_error("making its output", error)
+
+    def _die(self, error: BaseException) -> None:
+        logger.critical("the engine stopped on an internal error and must be rebuilt", exc_info=error)
+        death = EngineDeadError(f"the engine stopped on an internal error: {error!r}")
+        death.__cause__ = error
+        self._end(death)
+        if self.on_death is not None:
+            try:
+                self.on_death(death)
+            except Exception:
+                logger.exception("on_death %r raised", self.on_death)
+
+    def _end(self, error: Exception) -> None:
+        self._dead = error
+        for stream in list(self._streams.values()):
+            post(stream.loop, [(stream, error)])
+
+
+def _size(prompt: Prompt, params: SamplingParams) -> int:
+    """How much there is to prepare for a call, in characters: ten ids are checked in the time of one."""
+    if isinstance(prompt, Mapping):  # beside it there may be a cache_salt
+        prompt = prompt.get("prompt", prompt.get("prompt_token_ids", ()))
+    prediction = (params.speculative or {}).get("prediction")
+    size = sum(len(words) * 10 + sum(map(len, words)) for words in (params.stop_strings, params.bad_words))
+    for given in (prompt, prediction, params.allowed_token_ids, params.stop_token_ids, params.logit_bias):
+        if isinstance(given, Sized):
+            size += len(given) if isinstance(given, str) else len(given) // 10
+    return size

@@ -1,0 +1,23 @@
+"""From a request body to a `Call`: what can be wrong with it, short of the engine's own checks, is found here."""
+
+from paceline.serve.generate.call import Call
+from paceline.serve.generate.params import prompt_token_ids, sampling_params
+from paceline.serve.generate.service import Service
+from paceline.serve.http.limits import check_model, check_options
+from paceline.serve.http.logs import log
+from paceline.serve.http.request_bodies import ChatCompletionRequest, GenerationRequest
+from paceline.serve.http.tenants import Tenant
+
+
+async def prepare(service: Service, body: GenerationRequest, request_id: str, tenant: Tenant) -> Call:
+    backend, config = service.backend, service.config
+    model = check_model(body.model, config)
+    check_options(body, config)
+    prompts = await prompt_token_ids(body, backend, config)
+    params = await sampling_params(body, [len(p) for p in prompts], backend, config)
+    kind = "chatcmpl" if isinstance(body, ChatCompletionRequest) else "cmpl"
+    call = Call(f"{kind}-{request_id}", model, body, prompts, params, tenant.cache_salt(body.cache_salt))
+    service.metrics.prompt_tokens.inc(sum(len(p) for p in prompts))
+    if config.log_prompts:
+        log("prompt", id=call.id, prompts=[backend.tokenizer.decode(p, False) for p in prompts])
+    return call
