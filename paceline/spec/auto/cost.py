@@ -17,11 +17,9 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-import torch
-
-from paceline.core.forward import ForwardBatch
+from paceline.core.packing import RequestRows, pack
 from paceline.spec.engine_parts import Services
 
 KNOTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -186,9 +184,13 @@ def calibrate(services: Services) -> dict[int, float]:
     block_size, num_blocks = services.block_size, services.num_slots // services.block_size
     shared = list(range(min(CALIBRATION_CONTEXT, services.max_model_len - 1) // block_size))[: num_blocks // 2]
     sizes = [rows for rows in (1, *CALIBRATION_ROWS) if len(shared) + rows <= num_blocks]
-    batches = {rows: _batch(services, [[*shared, len(shared) + i] for i in range(rows)], 1) for rows in sizes}
+    num_shared = len(shared) * block_size
+    tokens = [i % services.vocab_size for i in range(max(num_shared, *CALIBRATION_ROWS))]
+    single = [RequestRows([*shared, len(shared) + i], [tokens[i]], num_shared) for i in range(max(CALIBRATION_ROWS))]
+    batches = {rows: pack(single[:rows], block_size, services.device) for rows in sizes}
     if shared:  # the first pass of all, which prepares things as well
-        decoder.forward(_batch(services, [shared], len(shared) * block_size), kv_cache)
+        text = RequestRows(shared, tokens[:num_shared], 0)
+        decoder.forward(pack([text], block_size, services.device), kv_cache)
 
     def seconds(rows: int) -> float:
         pass_begin_s = time.perf_counter()
@@ -207,27 +209,3 @@ def calibrate(services: Services) -> dict[int, float]:
             ratios[rows].append(seconds(rows) / one_row_s[-1] if rows > 1 else 1.0)
     unit_s = statistics.median(one_row_s) if one_row_s else 0.0
     return {rows: unit_s * statistics.median_low(found) for rows, found in ratios.items()}
-
-
-def _batch(services: Services, tables: list[list[int]], count: int) -> ForwardBatch:
-    """The first `count` tokens of each request; a single one stands in its last block instead."""
-
-    def ints(values: Iterable[int]) -> torch.Tensor:
-        return torch.tensor(list(values), dtype=torch.int32, device=services.device)
-
-    block_size, num_requests = services.block_size, len(tables)
-    first = (len(tables[0]) - 1) * block_size if count == 1 else 0
-    positions = range(first, first + count)
-    return ForwardBatch(
-        token_ids=ints(i % services.vocab_size for i in range(num_requests * count)),
-        positions=ints([*positions] * num_requests),
-        slot_mapping=ints(t[at // block_size] * block_size + at % block_size for t in tables for at in positions),
-        context_lens=ints([at + 1 for at in positions] * num_requests),
-        parents=ints([-1] * (num_requests * count)),
-        is_node=torch.zeros(num_requests * count, dtype=torch.bool, device=services.device),
-        req_ids=ints(i for i in range(num_requests) for _ in positions),
-        block_tables=ints(block for table in tables for block in table).view(num_requests, -1),
-        cu_query=ints(range(0, num_requests * count + 1, count)),
-        logits_rows=ints(range(count - 1, num_requests * count, count)),
-        block_size=block_size,
-    )
