@@ -74,15 +74,16 @@ def pack(entries: Sequence[RequestRows], block_size: int, device: torch.device) 
             node_parents = np.asarray(entry.nodes.parents, dtype=np.int32)
             parents[middle:end] = np.where(node_parents < 0, -1, node_parents + middle)
             is_node[middle:end] = 1
+            depths = np.asarray(entry.nodes.depths(), dtype=np.int32)
             if entry.nodes_at is None:
+                positions[middle:end] = depths + (num_tokens - 1)
                 context_lens[middle:end] = num_tokens
                 nodes = np.arange(num_tokens, num_tokens + len(entry.nodes), dtype=np.int32)
                 slots[middle:end] = _slots(nodes, table, block_size)
             else:
+                positions[middle:end] = depths - 1 + np.asarray(entry.nodes_at.contexts, dtype=np.int32)
                 context_lens[middle:end] = entry.nodes_at.contexts
                 slots[middle:end] = entry.nodes_at.slots
-            depths = np.asarray(entry.nodes.depths(), dtype=np.int32)
-            positions[middle:end] = context_lens[middle:end] + (depths - 1)
         req_ids[begin:end] = i
         wanted.extend(range(end - entry.num_wanted, end))
         cu_query[i + 1] = begin = end
