@@ -5,13 +5,9 @@ Appending token by token, however many a step emitted, makes the text independen
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from paceline.core.stop_strings import NO_STOP_STRINGS, StopStrings
-
-
-class TextDecoder(Protocol):
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
+from paceline.core.tokenizer import Tokenizer
 
 
 class Detokenizer:
@@ -19,7 +15,7 @@ class Detokenizer:
 
     def __init__(
         self,
-        decoder: TextDecoder,
+        tokenizer: Tokenizer,
         prompt_token_ids: Sequence[int],
         stop: StopStrings = NO_STOP_STRINGS,
         include_stop: bool = False,
@@ -27,7 +23,7 @@ class Detokenizer:
         min_tokens: int = 0,
     ) -> None:
         self.text = ""
-        self._decoder = decoder
+        self._tokenizer = tokenizer
         self._stop = stop
         self._stop_state = 0  # of what the text ends with
         self._include_stop = include_stop
@@ -61,7 +57,7 @@ class Detokenizer:
         return len(self.text) - self._stop.held_back(self._stop_state)
 
     def _decode(self, start: int, end: int) -> str:
-        return self._decoder.decode(self._token_ids[start:end], skip_special_tokens=self._skip_special_tokens)
+        return self._tokenizer.decode(self._token_ids[start:end], skip_special_tokens=self._skip_special_tokens)
 
     def _release(self, piece: str) -> str | None:
         """Add to the text; the stop string that ends in the new piece, once min_tokens allows one."""

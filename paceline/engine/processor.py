@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.core.bad_words import BadWords
 from paceline.core.draft_counts import merged_counts
@@ -19,16 +19,12 @@ from paceline.core.outputs import CompletionOutput, RequestMetrics, RequestOutpu
 from paceline.core.request import Request, ending_token_ids
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.stop_strings import StopStrings
+from paceline.core.tokenizer import Tokenizer
 from paceline.engine.core import RequestState
-from paceline.engine.detokenizer import TextDecoder
 from paceline.errors import InvalidOptionError, InvalidRequestError
 from paceline.ops.sampling import check_sampling
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-
-
-class TokenizerLike(TextDecoder, Protocol):
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
 
 @dataclass(slots=True)
@@ -73,7 +69,7 @@ class _Prepared:
 class Processor:
     def __init__(
         self,
-        tokenizer: TokenizerLike,
+        tokenizer: Tokenizer,
         vocab_size: int,
         eos_token_ids: Sequence[int],
         max_model_len: int,

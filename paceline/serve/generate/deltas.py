@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.outputs import CompletionOutput, TokenLogprobs
-from paceline.serve.generate.served_engine import ServerTokenizer
+from paceline.core.tokenizer import Tokenizer
 
 DRAFT = "draft"  # the engine's word for a node of a tree that has one drafter
 CONTEXT = 6  # tokens kept before the new one: a byte-level token may finish a character that began before it
@@ -39,7 +39,7 @@ class Delta:
 class Cursor:
     """How much of one choice was already sent. `method`, where sources are wanted: who drafts for this choice."""
 
-    def __init__(self, index: int, tokenizer: ServerTokenizer, method: str | None = None) -> None:
+    def __init__(self, index: int, tokenizer: Tokenizer, method: str | None = None) -> None:
         self.num_tokens = 0
         self._index = index
         self._first = True

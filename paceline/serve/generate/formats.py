@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from paceline.core.outputs import TokenLogprobs
+from paceline.core.tokenizer import Tokenizer
 from paceline.serve.generate.deltas import Delta
-from paceline.serve.generate.served_engine import ServerTokenizer
 from paceline.serve.generate.service import Call
 from paceline.serve.http.request_bodies import CompletionRequest
 
@@ -23,14 +23,14 @@ class Format(Protocol):
     def choice(self, delta: Delta, *, whole: bool) -> dict[str, Any]: ...
 
 
-def format_for(call: Call, tokenizer: ServerTokenizer) -> Format:
+def format_for(call: Call, tokenizer: Tokenizer) -> Format:
     return CompletionFormat(tokenizer, call) if isinstance(call.body, CompletionRequest) else ChatFormat(tokenizer)
 
 
 class ChatFormat:
     object, chunk_object = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, tokenizer: ServerTokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def choice(self, delta: Delta, *, whole: bool) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class ChatFormat:
 class CompletionFormat:
     object = chunk_object = "text_completion"
 
-    def __init__(self, tokenizer: ServerTokenizer, call: Call) -> None:
+    def __init__(self, tokenizer: Tokenizer, call: Call) -> None:
         self._tokenizer = tokenizer
         self._call = call
         body = call.body

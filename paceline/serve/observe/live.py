@@ -3,7 +3,8 @@
 import time
 from typing import Any
 
-from paceline.serve.generate.served_engine import PassRecord, ServerTokenizer
+from paceline.core.tokenizer import Tokenizer
+from paceline.serve.generate.served_engine import PassRecord
 from paceline.serve.generate.service import Service
 from paceline.serve.http.tenants import Tenant
 from paceline.serve.observe.latest_steps import members_of
@@ -37,7 +38,7 @@ def live(service: Service, tenant: Tenant) -> dict[str, Any]:
     }
 
 
-def draw(record: PassRecord, tokenizer: ServerTokenizer) -> dict[str, Any]:
+def draw(record: PassRecord, tokenizer: Tokenizer) -> dict[str, Any]:
     """A verified tree as the page draws it; nodes past the limit are left out, parents always come first."""
     tree = record.draft.first(MAX_DRAWN_NODES)
     accepted = record.accepted[: len(record.new_token_ids)]  # a stop may have cut the path short

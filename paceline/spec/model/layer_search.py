@@ -21,14 +21,13 @@ from typing import Any
 
 import torch
 
-from paceline.core.forward import ForwardBatch
+from paceline.core.forward import Decoder, ForwardBatch
 from paceline.core.kv_tensor import allocate_kv
 from paceline.core.model_config import ModelConfig
 from paceline.core.packing import NodePlaces, RequestRows, pack
 from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError
 from paceline.lab.expected import expected_tokens
-from paceline.spec.engine_parts import Decoder
 
 BLOCK_SIZE = 16
 MAX_ROWS = 256  # of one pass

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from paceline.core.forward import Decoder
 from paceline.core.packing import RequestRows, pack
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.ops.sampling_drafts import Drawn, draft_tokens
 from paceline.ops.sampling_edits import NodeRow, needs_edit
-from paceline.spec.engine_parts import Decoder
 from paceline.spec.model.top_tokens import top_tokens
 from paceline.spec.proposer import Budget
 

@@ -19,6 +19,9 @@ PAIRS = VOCAB * VOCAB
 class PairTokenizer:
     """Two letters to a token where it can, else one; the target has one letter to a token."""
 
+    def vocabulary(self) -> dict[str, int]:
+        return {self.decode([token]): token for token in range(VOCAB + PAIRS)}
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         codes = [ord(letter) - ord("a") for letter in text]
         pairs = [codes[i] * VOCAB + codes[i + 1] + VOCAB for i in range(0, len(codes) - 1, 2)]
