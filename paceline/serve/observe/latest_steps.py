@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from paceline.core.draft_counts import MEMBER_SEPARATOR
 from paceline.serve.generate.served_engine import PassRecord, StepRecord
-from paceline.serve.observe.saving import StepCostModel
+from paceline.serve.observe.saving import Savings
 
 NUM_RECENT_TREES = 8
 
@@ -41,7 +41,7 @@ class Recorder:
         self.recent_trees: deque[PassRecord] = deque(maxlen=NUM_RECENT_TREES)  # newest last
         self.saved: dict[str, TimeSaved] = {}  # by method
         self._followed: dict[str, MemberCounts] = {}
-        self._costs = StepCostModel()
+        self._savings = Savings()
 
     def follow(self, request_id: str) -> MemberCounts:
         """Count for this sequence from now until `forget`."""
@@ -58,7 +58,7 @@ class Recorder:
             counts = self._followed.get(record.request_id)
             if counts is not None:
                 counts.record(record)
-        for method, seconds in self._costs.saving(step).items():
+        for method, seconds in self._savings.of_step(step).items():
             self.saved.setdefault(method, TimeSaved()).seconds += seconds
 
 
