@@ -125,19 +125,18 @@ def test_where_blocks_are_short_the_draft_goes_before_anybody_else() -> None:
     assert (one.status, other.status) == (RequestStatus.RUNNING, RequestStatus.RUNNING)
 
 
-def test_the_newest_is_preempted_and_nobody_overtakes_it() -> None:
-    tight = scheduler(blocks=4)
-    old, new = decoding(tight, "a", "b")  # each in one block, with its next token
+def test_the_newest_is_preempted_and_nobody_takes_its_room_in_the_same_pass() -> None:
+    tight = scheduler(blocks=4, rows=4, seats=2)
+    tight.kv.enable_prefix_caching = False  # so that a first chunk of b would fit into what it gave back
+    old, new = decoding(tight, "a", "b")  # each in one block
     add(tight, prompt_of("c", 2))
-    tight.config = replace(tight.config, max_num_seqs=2)
-    while old.num_tokens < 13:
-        output = tight.schedule()
-        if output.preempted:
-            break
+    output = tight.schedule()
+    while not output.preempted:
         after_pass(tight, output)
-    assert output.preempted == [new] and set(rows(output)) == {"a"}, "c must not take the room that b made"
+        output = tight.schedule()
+    assert output.preempted == [new] and set(rows(output)) == {"a"}
     assert new.status is RequestStatus.WAITING and new.num_computed_tokens == 0 and new.block_ids == []
-    assert new.num_preemptions == 1 and tight.waiting[0] is new
+    assert new.num_preemptions == 1 and tight.waiting[0] is new and old.num_preemptions == 0
     after_pass(tight, output)
 
 
