@@ -139,28 +139,27 @@ class Scheduler:
         return shares
 
     def _next_in_line(self) -> list[Request]:
-        """Those who wait and may run now. One call with many samples leaves half of the seats to others, and its first
-        sample goes ahead: then its prompt is cached for the others, and it is known what sampling takes."""
+        """Those who wait and may run now. Calls with many samples leave half of the seats to others, and the first sample
+        of a call goes ahead: then its prompt is cached for the rest, and it is known what sampling takes."""
         num_seats = self.config.max_num_seqs - len(self.running)
         if num_seats <= 0 or not self.waiting:
             return []
-        seats = Counter(request.call_id for request in self.running)
-        unknown = {request.call_id for request in self.running} - {
-            request.call_id for request in self.running if request.num_output_tokens
-        }
-        most = self.config.max_num_seqs
-        if len({*seats, *(request.call_id for request in self.waiting)}) > 1:
-            most = max(1, most // 2)
+        seats = Counter(request.call_id for request in self.running if request.call_id)
+        begun = {request.call_id for request in self.running if request.num_output_tokens}
+        calls = {request.call_id for request in (*self.running, *self.waiting)}
+        most_extra = self.config.max_num_seqs // 2 - 1 if len(calls) > 1 else self.config.max_num_seqs
+        num_extra = sum(seats.values()) - len(seats)  # samples beside the first of their call
         chosen: list[Request] = []
         for request in self.waiting:
             if len(chosen) == num_seats:
                 break
             call = request.call_id
-            if not call or (seats[call] < most and call not in unknown):
-                seats[call] += 1
-                chosen.append(request)
-                if request.sampling_params.n > 1 and seats[call] == 1:
-                    unknown.add(call)
+            if seats[call] and call:
+                if num_extra >= most_extra or (request.sampling_params.n > 1 and call not in begun):
+                    continue
+                num_extra += 1
+            seats[call] += 1
+            chosen.append(request)
         return chosen
 
     def _share(self, request: Request) -> int:

@@ -106,3 +106,18 @@ def test_what_sampling_took_is_known_for_each_request() -> None:
     for _ in range(2):
         core.step()
     assert 0 < request.sampling_s < 1  # of the last pass, not added up over all
+
+
+def test_several_calls_with_many_samples_leave_half_of_the_seats_to_others() -> None:
+    core = core_with(1.0)
+    for call in ("a", "b", "c"):
+        for i in range(32):
+            core.add_request(sample(call, i))
+    core.step()
+    core.step()
+    core.step()
+    assert len(core.scheduler.running) <= 3 + 32 // 2
+    friend = core.add_request(toy_request("friend", [7, 8], seed=3, max_tokens=2, ignore_eos=True)).request
+    friend.call_id = "friend"
+    core.step()
+    assert friend.num_output_tokens == 1
