@@ -37,7 +37,7 @@ from torch import Tensor
 from paceline.bench.run.provenance import provenance
 from paceline.core.forward import ForwardBatch
 from paceline.models.decoder import Decoder
-from paceline.models.fused_decoder import FusedDecoder, attention_rows, model_tiles
+from paceline.models.fused_decoder import FusedDecoder, attention_rows, model_tiles, wide_tiles
 from paceline.ops.triton.fused_head import RowNoise
 from paceline.ops.triton.product import NO_PDL, PDL, PDL_PREFETCH
 
@@ -125,7 +125,7 @@ class Bench:
         for row_tile in [32] if self.tiny else [32, 64, 128]:
             wide = FusedDecoder(self.base, row_tile=row_tile)
             result[f"row tile {row_tile}"] = self._tried(partial(self._same_bits, wide, whole_batch, whole))
-        two_warps = model_tiles(self.base).widened()
+        two_warps = wide_tiles(self.base, model_tiles(self.base), 64)
         narrow = FusedDecoder(self.base, tiles=two_warps).forward(whole_batch, self.room.kv.clone()).logits
         result["two warps, short steps"] = torch.equal(narrow, whole)
         for row_tile in [32] if self.tiny else [32, 64, 128]:

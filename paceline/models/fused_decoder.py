@@ -26,7 +26,7 @@ from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
 from paceline.ops.triton.product import NO_PDL
 from paceline.ops.triton.rms_norm import rms_norm
 from paceline.ops.triton.split_attention import AttentionRows, AttentionScratch, split_tree_attention
-from paceline.ops.triton.tiles import ROWS, Tile, tile_for, widened
+from paceline.ops.triton.tiles import ROWS, Tile, row_tile_for, tile_for, widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,38 +52,54 @@ class Tiles:
     down: Tile
     head: Tile
 
-    def widened(self) -> "Tiles":
-        return Tiles(
-            qkv=widened(self.qkv, normed=True),
-            output=widened(self.output, normed=False),
-            gate_up=widened(self.gate_up, normed=True),
-            down=widened(self.down, normed=False),
-            head=widened(self.head, normed=True),
-        )
-
 
 def model_tiles(decoder: Decoder) -> Tiles:
+    return Tiles(*(tile_for(weight.shape[0], weight.shape[1], weight.dtype) for weight in _weights(decoder)))
+
+
+def wide_tiles(decoder: Decoder, tiles: Tiles, num_rows: int) -> Tiles:
+    """For programs of many rows in a pass of `num_rows`; the same bits."""
+    qkv, output, gate_up, down, head = (weight.shape[0] for weight in _weights(decoder))
+    return Tiles(
+        qkv=widened(tiles.qkv, qkv, num_rows, normed=True),
+        output=widened(tiles.output, output, num_rows, normed=False),
+        gate_up=widened(tiles.gate_up, gate_up, num_rows, normed=True),
+        down=widened(tiles.down, down, num_rows, normed=False),
+        head=widened(tiles.head, head, num_rows, normed=True),
+    )
+
+
+def _weights(decoder: Decoder) -> list[Tensor]:
     layer = decoder.layers[0]
-    weights = [linear.weight for linear in (layer.qkv, layer.output, layer.gate_up, layer.down, decoder.head)]
-    return Tiles(*(tile_for(weight.shape[0], weight.shape[1], weight.dtype) for weight in weights))
+    return [linear.weight for linear in (layer.qkv, layer.output, layer.gate_up, layer.down, decoder.head)]
 
 
 class FusedDecoder:
     batch_invariant = True
 
-    def __init__(self, base: Decoder, *, pdl: int = NO_PDL, row_tile: int = ROWS, tiles: Tiles | None = None) -> None:
-        """`pdl`: programmatic dependent launch, see ops/triton/product.py."""
+    def __init__(
+        self, base: Decoder, *, pdl: int = NO_PDL, row_tile: int | None = None, tiles: Tiles | None = None
+    ) -> None:
+        """`pdl`: programmatic dependent launch, see ops/triton/product.py. `row_tile`: rows of a program; None: by the
+        number of rows of the pass."""
         config = base.config
         self.base, self.config, self.dtype, self.device = base, config, base.dtype, base.device
         self.pdl, self.row_tile = pdl, row_tile
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         self.tiles = tiles or model_tiles(base)
-        if row_tile > ROWS:
-            self.tiles = self.tiles.widened()
+        self._cuts: dict[int, tuple[int, Tiles]] = {}
         self._head_norms = [
             torch.stack([layer.q_norm, layer.k_norm]) if layer.q_norm is not None and layer.k_norm is not None else None
             for layer in base.layers
         ]
+
+    def cut(self, num_rows: int) -> tuple[int, Tiles]:
+        """How a pass of so many rows is cut into programs: rows of one, and tiles. The bits are the same for all."""
+        if num_rows not in self._cuts:
+            row_tile = row_tile_for(num_rows) if self.row_tile is None else self.row_tile
+            tiles = self.tiles if row_tile == ROWS else wide_tiles(self.base, self.tiles, num_rows)
+            self._cuts[num_rows] = (row_tile, tiles)
+        return self._cuts[num_rows]
 
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         return self.base.vocabulary_rows(ids, head=head)
@@ -91,7 +107,7 @@ class FusedDecoder:
     def allocate(self, num_rows: int, max_splits: int) -> PassBuffers:
         """Room for a pass of `num_rows` rows over contexts of up to `max_splits` (AttentionRows.max_splits)."""
         config, device, dtype = self.config, self.device, self.dtype
-        heads, tiles = self.heads, self.tiles
+        heads, tiles = self.heads, self.tiles  # wide tiles need no more room
         splits = [split_sizes(num_rows, config.hidden_size, tile) for tile in (tiles.output, tiles.down)]
         shares = head_tiles(config.vocab_size, tiles.head)
 
@@ -147,10 +163,11 @@ class FusedDecoder:
 
     def launch_qkv(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
         base, layer = self.base, self.base.layers[i]
+        row_tile, tiles = self.cut(buffers.hidden.shape[0])
         norm_qkv_rope(
             buffers.hidden, layer.input_norm, layer.qkv.weight, layer.qkv.bias, self._head_norms[i], base.cos, base.sin,
-            rows.positions, rows.slots, buffers.query, kv_layer, self.heads, self.config.rms_norm_eps, self.tiles.qkv,
-            pdl=self.pdl, row_tile=self.row_tile,
+            rows.positions, rows.slots, buffers.query, kv_layer, self.heads, self.config.rms_norm_eps, tiles.qkv,
+            pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
 
     def launch_attention(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
@@ -160,22 +177,25 @@ class FusedDecoder:
         )
 
     def launch_output(self, i: int, buffers: PassBuffers) -> None:
-        self._add(buffers.mixed.flatten(1), self.base.layers[i].output, self.tiles.output, buffers)
+        row_tile, tiles = self.cut(buffers.hidden.shape[0])
+        self._add(buffers.mixed.flatten(1), self.base.layers[i].output, tiles.output, row_tile, buffers)
 
     def launch_gate_up(self, i: int, buffers: PassBuffers) -> None:
         layer = self.base.layers[i]
+        row_tile, tiles = self.cut(buffers.hidden.shape[0])
         norm_gate_up_silu(
             buffers.hidden, layer.mlp_norm, layer.gate_up.weight, layer.gate_up.bias, buffers.activation,
-            self.config.rms_norm_eps, self.tiles.gate_up, pdl=self.pdl, row_tile=self.row_tile,
+            self.config.rms_norm_eps, tiles.gate_up, pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
 
     def launch_down(self, i: int, buffers: PassBuffers) -> None:
-        self._add(buffers.activation, self.base.layers[i].down, self.tiles.down, buffers)
+        row_tile, tiles = self.cut(buffers.hidden.shape[0])
+        self._add(buffers.activation, self.base.layers[i].down, tiles.down, row_tile, buffers)
 
-    def _add(self, x: Tensor, linear: Linear, tile: Tile, buffers: PassBuffers) -> None:
+    def _add(self, x: Tensor, linear: Linear, tile: Tile, row_tile: int, buffers: PassBuffers) -> None:
         linear_residual(
             x, linear.weight, linear.bias, buffers.hidden, buffers.parts, buffers.arrivals, tile,
-            pdl=self.pdl, row_tile=self.row_tile,
+            pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
 
     def _keep(self, i: int, hidden: Tensor, hidden_layers: Sequence[int], features: Tensor | None) -> None:
@@ -186,17 +206,19 @@ class FusedDecoder:
 
     def write_logits(self, wanted: Tensor, logits: Tensor, buffers: PassBuffers) -> None:
         """Logits [len(wanted), vocab] float32 of these rows, after `run`."""
+        row_tile, tiles = self.cut(wanted.shape[0])
         norm_head_logits(
             buffers.hidden, wanted, self.base.final_norm, self.base.head.weight, logits, self.config.rms_norm_eps,
-            self.tiles.head, pdl=self.pdl, row_tile=self.row_tile,
+            tiles.head, pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
 
     def write_tokens(self, wanted: Tensor, noise: RowNoise | None, buffers: PassBuffers) -> None:
         """`buffers.tokens[: len(wanted)]`: the token of each of these rows, after `run`, without logits in memory."""
+        row_tile, tiles = self.cut(wanted.shape[0])
         norm_head_tokens(
             buffers.hidden, wanted, self.base.final_norm, self.base.head.weight, buffers.scores, buffers.score_ids,
-            buffers.tokens, buffers.token_scores, noise, self.config.rms_norm_eps, self.tiles.head,
-            pdl=self.pdl, row_tile=self.row_tile,
+            buffers.tokens, buffers.token_scores, noise, self.config.rms_norm_eps, tiles.head,
+            pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
 
     @torch.no_grad()
