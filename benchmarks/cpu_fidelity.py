@@ -20,7 +20,7 @@ from cpu import Peer
 from torch import Tensor
 
 from paceline.bench.run.provenance import provenance
-from paceline.core.forward import ForwardBatch
+from paceline.core.packing import RequestRows, pack
 from paceline.models.aliases import SOURCE_FILE
 from paceline.models.decoder import Decoder
 from paceline.models.loader import load_config, load_tokenizer, load_weights
@@ -86,20 +86,7 @@ def logits(decoder: Any, token_ids: list[int]) -> Tensor:
     """After each token, [tokens, vocab]."""
     count, config = len(token_ids), decoder.config
     blocks = -(-count // BLOCK_SIZE)
-    rows = torch.arange(count, dtype=torch.int32)
-    batch = ForwardBatch(
-        token_ids=torch.tensor(token_ids, dtype=torch.int32),
-        positions=rows,
-        slot_mapping=rows,
-        context_lens=rows + 1,
-        parents=torch.full_like(rows, -1),
-        is_node=torch.zeros(count, dtype=torch.bool),
-        req_ids=torch.zeros_like(rows),
-        block_tables=torch.arange(blocks, dtype=torch.int32)[None],
-        cu_query=torch.tensor([0, count], dtype=torch.int32),
-        logits_rows=rows,
-        block_size=BLOCK_SIZE,
-    )
+    batch = pack([RequestRows(range(blocks), token_ids, 0, num_wanted=count)], BLOCK_SIZE, torch.device("cpu"))
     shape = (config.num_layers, 2, blocks * BLOCK_SIZE, config.num_kv_heads, config.head_dim)
     out: Tensor = decoder.forward(batch, torch.zeros(shape, dtype=decoder.dtype)).logits
     return out

@@ -45,6 +45,8 @@ class ToyDecoder:
     dtype = torch.float32
     device = torch.device("cpu")
     batch_invariant = True
+    num_threads = None
+    handle = None
 
     def __init__(self, sharpness: float = 3.0) -> None:
         self.sharpness = sharpness
@@ -101,6 +103,10 @@ class ToyTokenizer:
 
     eos_token_ids = (EOS,)
     vocab_size = VOCAB
+    has_chat_template = False
+
+    def vocabulary(self) -> dict[str, int]:
+        return {chr(ord("a") + token): token for token in range(VOCAB)}
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(chr(ord("a") + token) for token in token_ids if token != EOS or not skip_special_tokens)

@@ -162,26 +162,13 @@ def chain_pass(
     """The pass that verifies a draft chain: the last committed token after `context` others, then rows - 1 nodes."""
     import torch
 
-    from paceline.core.forward import ForwardBatch
-
-    def ints(values: list[int]) -> "Tensor":
-        return torch.tensor(values, dtype=torch.int32, device=device)
+    from paceline.core.packing import RequestRows, pack
+    from paceline.core.tree import DraftTree
 
     generator = torch.Generator().manual_seed(rows)
-    positions = list(range(context, context + rows))
-    return ForwardBatch(
-        token_ids=torch.randint(0, vocab_size, (rows,), generator=generator, dtype=torch.int32).to(device),
-        positions=ints(positions),
-        slot_mapping=ints(positions),
-        context_lens=ints([context + 1] * rows),
-        parents=ints([-1, -1, *range(1, rows - 1)][:rows]),
-        is_node=torch.tensor([False] + [True] * (rows - 1), device=device),
-        req_ids=ints([0] * rows),
-        block_tables=torch.arange(num_blocks, dtype=torch.int32, device=device)[None],
-        cu_query=ints([0, rows]),
-        logits_rows=ints(list(range(rows))),
-        block_size=BLOCK_SIZE,
-    )
+    tokens = torch.randint(0, vocab_size, (rows,), generator=generator).tolist()
+    chain = RequestRows(range(num_blocks), tokens[:1], context, DraftTree.chain(tokens[1:]), num_wanted=rows)
+    return pack([chain], BLOCK_SIZE, torch.device(device))
 
 
 def _print(report: dict[str, Any]) -> None:

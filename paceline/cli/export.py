@@ -25,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
 
     loaded = load_model(args.model, kernels="torch", device="cpu", quantization=None, quiet=True)
     model = None if args.drafter == "eagle3" else args.drafter
-    network = load_network("eagle3", model, loaded.decoder)  # type: ignore[arg-type]
+    network = load_network("eagle3", model, loaded.decoder)
     export_eagle3(network, loaded.config, str(loaded.path), args.output, args.format, args.spec_tokens)
     config = f'{{"method": "eagle3", "model": "{args.output}", "num_speculative_tokens": {args.spec_tokens}}}'
     print(f"{args.output}\nvLLM: LLM(TARGET, speculative_config={config})")

@@ -55,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _tune_tree(args: argparse.Namespace) -> int:
     from paceline.core.tree import DraftTree
-    from paceline.spec.auto.cost import PassCostModel, calibrate
+    from paceline.lab.live_pass_cost import PassCostModel
+    from paceline.spec.auto.cost import calibrate
     from paceline.spec.config.tree_shape import fastest_shape
     from paceline.spec.recycle.recycling import RecyclingProposer
 

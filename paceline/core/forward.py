@@ -58,6 +58,9 @@ class Decoder(Protocol):
     device: torch.device
     batch_invariant: bool  # the bits of a row's logits do not depend on what else is in the pass
 
+    @property
+    def num_threads(self) -> int | None: ...  # of its own kernels; None where PyTorch's or a GPU's compute
+
     def forward(
         self,
         batch: ForwardBatch,
@@ -66,3 +69,12 @@ class Decoder(Protocol):
         hidden_layers: Sequence[int] = (),
         layers: Sequence[int] | None = None,  # run only these (self-speculation); None: all
     ) -> ForwardOutput: ...
+
+
+class Target(Decoder, Protocol):
+    """A decoder that others may draft for: they share its embedding and its head."""
+
+    @property
+    def handle(self) -> int | None: ...  # of the native model, for native drafters; None where it is none
+
+    def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor: ...  # [len(ids), hidden] float32

@@ -12,7 +12,8 @@ a window of the newest tokens is decoded. Appending token by token makes the tex
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+
+from paceline.core.tokenizer import Tokenizer
 
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"  # how the bytes of half a character are decoded
 CONTEXT = 6  # tokens that stand before the text, kept so that its first token is decoded as a continuation
@@ -22,15 +23,11 @@ MAX_PENDING = 32
 MAX_CHARACTER_TOKENS = 4  # UTF-8: a character has at most four bytes
 
 
-class TextDecoder(Protocol):
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
-
-
 class IncrementalText:
     def __init__(
-        self, decoder: TextDecoder, context_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
+        self, tokenizer: Tokenizer, context_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
     ) -> None:
-        self._decoder = decoder
+        self._tokenizer = tokenizer
         self._skip_special_tokens = skip_special_tokens
         # [_prefix, _read) has become text and is kept as context: a tokenizer may drop a leading space.
         # [_read, end) is pending.
@@ -75,4 +72,4 @@ class IncrementalText:
         return ""
 
     def _decode(self, start: int, end: int) -> str:
-        return self._decoder.decode(self._token_ids[start:end], skip_special_tokens=self._skip_special_tokens)
+        return self._tokenizer.decode(self._token_ids[start:end], skip_special_tokens=self._skip_special_tokens)

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from paceline.core.faults import request_error
 from paceline.core.forward import Decoder
-from paceline.core.incremental_text import TextDecoder
 from paceline.core.outputs import RequestMetrics, VerifyResult
 from paceline.core.request import Request, RequestStatus
 from paceline.core.stop_strings import StopStrings
+from paceline.core.tokenizer import Tokenizer
 from paceline.core.tree import DraftTree
 from paceline.engine.detokenizer import Detokenizer
 from paceline.engine.metrics import RequestTracker, StepClock
@@ -51,7 +51,7 @@ class EngineCore:
     def __init__(
         self,
         model: Decoder,
-        text_decoder: TextDecoder,
+        text_decoder: Tokenizer,
         kv_cache: Tensor,  # [layers, 2, slots, kv heads, head dim]
         block_size: int,
         scheduler_config: SchedulerConfig,

@@ -7,14 +7,15 @@ newest ones at a cost that the length of the text does not set.
 from collections import deque
 from collections.abc import Sequence
 
-from paceline.core.incremental_text import IncrementalText, TextDecoder
+from paceline.core.incremental_text import IncrementalText
 from paceline.core.stop_strings import NO_STOP_STRINGS, StopStrings
+from paceline.core.tokenizer import Tokenizer
 
 
 class Detokenizer:
     def __init__(
         self,
-        decoder: TextDecoder,
+        tokenizer: Tokenizer,
         prompt_token_ids: Sequence[int],
         stop: StopStrings = NO_STOP_STRINGS,
         include_stop: bool = False,
@@ -25,7 +26,7 @@ class Detokenizer:
         self._waiting: deque[str] = deque()  # the text after it
         self._num_stable = 0  # characters of `pieces`
         self._num_waiting = 0  # characters of `_waiting`
-        self._decoded = IncrementalText(decoder, prompt_token_ids, skip_special_tokens)
+        self._decoded = IncrementalText(tokenizer, prompt_token_ids, skip_special_tokens)
         self._stop = stop
         self._stop_state = 0  # of what the text ends with
         self._include_stop = include_stop

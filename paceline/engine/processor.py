@@ -10,23 +10,19 @@ import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.core.bad_words import BadWords
-from paceline.core.incremental_text import TextDecoder
 from paceline.core.option_values import shown
 from paceline.core.request import Request, ending_token_ids
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.stop_strings import StopStrings
+from paceline.core.tokenizer import Tokenizer
 from paceline.engine.job import Job
 from paceline.errors import InvalidOptionError, InvalidRequestError
 from paceline.ops.sampling import check_sampling
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
-
-
-class TokenizerLike(TextDecoder, Protocol):
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,7 @@ class _Prepared:
 class Processor:
     def __init__(
         self,
-        tokenizer: TokenizerLike,
+        tokenizer: Tokenizer,
         vocab_size: int,
         eos_token_ids: Sequence[int],
         max_model_len: int,

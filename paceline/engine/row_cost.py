@@ -1,15 +1,16 @@
-"""What a row adds to a pass, learned from the passes themselves.
+"""What a row adds to a pass, learned from all passes: what the scheduler shares out while somebody decodes.
 
     seconds of a pass = sum over its rows of (row_s + context_s x context / 1000)
 
-What a pass takes whatever its rows are is counted among them, so a row looks a little more expensive than it is.
+This is a price, not the cost curve of a pass (lab/live_pass_cost.py). The curve is learned from steps that only decode
+and knows no contexts; this is learned from prompts too, at any context, and follows the newest pass at once. What a
+pass takes whatever its rows are is counted among them, so a row looks a little more expensive than it is.
 """
 
 from dataclasses import dataclass
 
-STEP = (
-    0.5  # how far the newest pass moves the estimate: a machine, or a context, may change from one second to the next
-)
+# How far the newest pass moves the estimate: a machine, or a context, may change from one second to the next.
+STEP = 0.5
 CONTEXT_UNIT = 1000  # tokens
 
 

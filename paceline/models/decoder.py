@@ -46,6 +46,9 @@ class Layer:
 
 
 class Decoder:
+    num_threads = None  # PyTorch's
+    handle = None  # nothing native
+
     def __init__(
         self,
         config: ModelConfig,

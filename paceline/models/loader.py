@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.core.forward import Decoder as AnyDecoder
+from paceline.core.forward import Target
 from paceline.core.model_config import ModelConfig
 from paceline.core.weights import QuantizedTensor
 from paceline.errors import InvalidOptionError
@@ -39,7 +39,7 @@ class LoadedModel:
     name: str  # as the user called it
     path: Path  # folder or .gguf file
     config: ModelConfig
-    decoder: AnyDecoder
+    decoder: Target
     tokenizer: Tokenizer
     execution: str  # how it computes, in one line for people
 
@@ -68,7 +68,7 @@ def load_model(
     config = load_config(path)
     tokenizer = load_tokenizer(path)
     weights = load_weights(path, config, keep_quantized=quantization == "gguf")
-    decoder: AnyDecoder
+    decoder: Target
     if use_native:
         from paceline.models.native import NativeDecoder
 
@@ -159,7 +159,7 @@ def _why_no_triton(device: torch.device, config: ModelConfig) -> str | None:
     return None
 
 
-def _execution(decoder: AnyDecoder, quantization: str | None) -> str:
+def _execution(decoder: Target, quantization: str | None) -> str:
     from paceline.models.native import NativeDecoder
     from paceline.ops import native
 

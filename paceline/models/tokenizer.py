@@ -73,6 +73,10 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
 
+    def vocabulary(self) -> dict[str, int]:
+        """Piece -> token id, added tokens included."""
+        return self.backend.get_vocab(with_added_tokens=True)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         if len(text) < LONG_TEXT:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids

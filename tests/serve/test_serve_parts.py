@@ -29,7 +29,7 @@ from paceline.serve.http.gate import GONE, SHUTDOWN, Gate
 from paceline.serve.observe.counts import Counter, Histogram
 from paceline.serve.observe.latest_steps import Recorder
 from paceline.serve.observe.live import draw
-from paceline.serve.observe.saving import StepCostModel
+from paceline.serve.observe.saving import Savings
 from tests.serve import fake
 from tests.serve.conftest import Running
 
@@ -75,23 +75,30 @@ def passed(num_draft: int, num_new: int, request_id: str = "r", method: str = "n
 
 def test_time_saved_is_what_plain_steps_would_have_taken() -> None:
     """Steps cost 10 ms and 1 ms a row; a pass of five rows that emits four tokens saves 4 x 11 - 15 ms."""
-    costs = StepCostModel()
-    for _ in range(200):
-        assert costs.saving(StepRecord([passed(0, 1)], 0.011)) == {}
-        saved = costs.saving(StepRecord([passed(4, 4)], 0.015))
+    savings = Savings()
+    for _ in range(1000):
+        assert savings.of_step(StepRecord([passed(0, 1)], 0.011)) == {}
+        saved = savings.of_step(StepRecord([passed(4, 4)], 0.015))
     assert saved["ngram"] == pytest.approx(4 * 0.011 - 0.015, rel=1e-6)
-    lost = costs.saving(StepRecord([passed(4, 1)], 0.015))
+    lost = savings.of_step(StepRecord([passed(4, 1)], 0.015))
     assert lost["ngram"] == pytest.approx(0.011 - 0.015, rel=1e-6)
 
 
 def test_time_saved_is_shared_by_rows_in_a_batch_and_prompts_are_left_out() -> None:
-    costs = StepCostModel()
-    for _ in range(200):
-        costs.saving(StepRecord([passed(0, 1), passed(0, 1)], 0.012))
-        saved = costs.saving(StepRecord([passed(4, 5, method="a"), passed(1, 2, method="b")], 0.017))
+    savings = Savings()
+    for _ in range(1000):
+        savings.of_step(StepRecord([passed(0, 1), passed(0, 1)], 0.012))
+        saved = savings.of_step(StepRecord([passed(4, 5, method="a"), passed(1, 2, method="b")], 0.017))
     assert saved["a"] + saved["b"] == pytest.approx(7 / 2 * 0.012 - 0.017, rel=1e-6)
     prompt = PassRecord("p", "ngram", 100, 100, EMPTY_TREE, [], [1])
-    assert costs.saving(StepRecord([prompt, passed(4, 4)], 1.0)) == {}
+    assert savings.of_step(StepRecord([prompt, passed(4, 4)], 1.0)) == {}
+
+
+def test_a_clock_that_stands_still_breaks_no_estimate() -> None:
+    savings = Savings()
+    assert savings.of_step(StepRecord([passed(4, 4)], 0.0)) == {}
+    savings.of_step(StepRecord([passed(0, 1)], 0.011))
+    assert savings.of_step(StepRecord([passed(4, 5)], 0.013))["ngram"] > 0.0
 
 
 def test_the_recorder_counts_members_only_for_those_it_follows() -> None:

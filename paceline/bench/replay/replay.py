@@ -24,9 +24,9 @@ from paceline.core.request import Request, RequestStatus
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError, PacelineError
+from paceline.lab.live_pass_cost import PassCostModel
 from paceline.lab.pass_cost import FREE, PassCost
 from paceline.spec.auto.controller import AutoProposer
-from paceline.spec.auto.cost import PassCostModel
 from paceline.spec.engine_parts import Services
 from paceline.spec.proposer import RequestPass, StepContext
 from paceline.spec.speculator import Speculator
@@ -80,8 +80,7 @@ class Replay:
         self.speculator.use_clock(self._clock)
         for proposer in self.speculator.proposers.values():
             if isinstance(proposer, AutoProposer):  # a live engine would have measured its model before it starts
-                points = zip(pass_cost.rows, pass_cost.seconds, strict=True)
-                proposer.cost = PassCostModel({int(rows): seconds for rows, seconds in points})
+                proposer.cost = PassCostModel(pass_cost)
 
     def run(self) -> ReplayResult:
         for _ in self.steps():

@@ -11,6 +11,7 @@ from paceline.core.draft_counts import DraftCounts
 from paceline.core.output_merger import OutputMerger
 from paceline.core.outputs import RequestOutput, RequestOutputKind
 from paceline.core.sampling_params import SamplingParams
+from paceline.core.tokenizer import Tokenizer
 from paceline.llm import LLM, AsyncLLM
 
 
@@ -59,9 +60,9 @@ def sampling_params(sampling: Sampling, index: int) -> SamplingParams:
     )
 
 
-def asked(prompt: Prompt, tokenizer: Any) -> str | dict[str, list[int]]:
+def asked(prompt: Prompt, tokenizer: Tokenizer) -> str | dict[str, list[int]]:
     """The prompt as the engine takes it: through the chat template, where both have to do with chat."""
-    if prompt.chat and getattr(tokenizer, "has_chat_template", False):
+    if prompt.chat and tokenizer.has_chat_template:
         return {"prompt_token_ids": tokenizer.chat_token_ids([{"role": "user", "content": prompt.text}])}
     return prompt.text
 

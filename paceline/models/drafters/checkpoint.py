@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.core.forward import Target
 from paceline.core.model_config import ModelConfig
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.config import config_from_dict
-from paceline.models.drafters.store import Target
 
 
 def layer_geometry(content: Mapping[str, Any], num_layers: int, target: ModelConfig, folder: Path) -> ModelConfig:

@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.forward import ForwardBatch, ForwardOutput
+from paceline.core.forward import ForwardBatch, ForwardOutput, Target
 from paceline.models.decoder import Decoder
 from paceline.models.drafters.distilled import Distilled
 from paceline.models.drafters.paged import Placement
-from paceline.models.drafters.store import Target
 from paceline.models.layout import EMBEDDING, FINAL_NORM, HEAD
 from paceline.models.native import NativeDecoder
 
@@ -36,6 +35,7 @@ class DistilledDecoder:
         else:
             self._decoder = Decoder(self.config, weights, dtype=torch.float32, device=place.device)
         self.dtype = self._decoder.dtype
+        self.num_threads = self._decoder.num_threads
         self._head_size = len(network.d2t)
         self._ids = network.d2t.to(place.device).long()  # [draft vocab]: the target's ids
 

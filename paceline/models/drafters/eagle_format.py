@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.core.forward import Target
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.config import read_json
 from paceline.models.drafters.checkpoint import check_embedding, fill, layer_geometry, with_biases
 from paceline.models.drafters.eagle import Eagle, EagleConfig
-from paceline.models.drafters.store import Target
 from paceline.models.hf import read_folder
 
 RENAMED = {"fusion_fc.": "fc.", "transformer.": "layers.0."}  # speculators -> SafeAILab

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from paceline.core.forward import Target
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.config import read_json
 from paceline.models.drafters.checkpoint import (
@@ -38,7 +39,6 @@ from paceline.models.drafters.dflash import DFlash, DFlashConfig
 from paceline.models.drafters.eagle3 import Eagle3, Eagle3Config
 from paceline.models.drafters.eagle_format import check_generation, read_eagle
 from paceline.models.drafters.medusa import Medusa, MedusaConfig
-from paceline.models.drafters.store import Target
 from paceline.models.hf import read_folder, read_tensors
 
 MEDUSA_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")

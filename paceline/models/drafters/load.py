@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from paceline.core.forward import Target
 from paceline.core.model_config import ModelConfig
 from paceline.errors import ModelLoadError
 from paceline.models.drafters.dflash import DFlash, DFlashConfig
@@ -19,7 +20,7 @@ from paceline.models.drafters.eagle import Eagle, EagleConfig
 from paceline.models.drafters.eagle3 import Eagle3, Eagle3Config
 from paceline.models.drafters.formats import load_published
 from paceline.models.drafters.medusa import Medusa, MedusaConfig
-from paceline.models.drafters.store import Target, fits_target, load_drafter, read_header
+from paceline.models.drafters.store import fits_target, load_drafter, read_header
 
 UNTRAINED = "untrained"
 SHIPPED = Path(__file__).parents[2] / "drafters"  # one folder per target

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -42,15 +42,6 @@ SHARED_HEADS = {
 }
 SCALE = ".scale"
 TARGET_KEYS = ("vocab_size", "hidden_size", "num_layers")
-
-
-class Target(Protocol):
-    """What a drafter borrows from its target."""
-
-    config: ModelConfig
-    device: torch.device
-
-    def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor: ...
 
 
 def save_drafter(

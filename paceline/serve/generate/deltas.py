@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from paceline.core.incremental_text import IncrementalText
 from paceline.core.outputs import CompletionOutput, TokenLogprobs
+from paceline.core.tokenizer import Tokenizer
 from paceline.serve.generate.call import Call
-from paceline.serve.generate.served_engine import Backend, ServerTokenizer
+from paceline.serve.generate.served_engine import Backend
 
 DRAFT = "draft"  # the engine's word for a node of a tree that has one drafter
 
@@ -40,7 +41,7 @@ class Delta:
 class Cursor:
     """How much of one choice was already told. `method`, where sources are wanted: who drafts for this choice."""
 
-    def __init__(self, index: int, tokenizer: ServerTokenizer, method: str | None = None) -> None:
+    def __init__(self, index: int, tokenizer: Tokenizer, method: str | None = None) -> None:
         self.num_tokens = 0
         self.first = True  # nothing was told
         self._index = index

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.core.draft_counts import DraftCounts
+from paceline.core.tokenizer import Tokenizer
 from paceline.serve.generate.call import Call
 from paceline.serve.generate.deltas import Cursor
-from paceline.serve.generate.served_engine import ServerTokenizer
 
 PREDICTION = "prediction"  # the member that drafts from the client's expected text
 
@@ -50,7 +50,7 @@ def acceptance_histogram(num_steps: int, per_position: Sequence[int]) -> list[in
     return [at_least[k] - at_least[k + 1] for k in range(len(at_least) - 1)]
 
 
-def prompt_logprobs(call: Call, tokenizer: ServerTokenizer) -> list[dict[str, Any] | None]:
+def prompt_logprobs(call: Call, tokenizer: Tokenizer) -> list[dict[str, Any] | None]:
     """vLLM's form, one entry per prompt token: token id -> its log-probability, rank and text."""
     entries: list[dict[str, Any] | None] = []
     for prompt in range(len(call.prompts)):

@@ -9,9 +9,9 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from paceline.core.outputs import TokenLogprobs
+from paceline.core.tokenizer import Tokenizer
 from paceline.serve.generate.call import Call
 from paceline.serve.generate.deltas import Delta
-from paceline.serve.generate.served_engine import ServerTokenizer
 from paceline.serve.http.request_bodies import CompletionRequest
 
 LOWEST_LOGPROB = -9999.0  # what OpenAI sends for "impossible": JSON has no infinity
@@ -24,7 +24,7 @@ class Format(Protocol):
     def choice(self, delta: Delta, *, whole: bool) -> dict[str, Any]: ...
 
 
-def format_for(call: Call, tokenizer: ServerTokenizer) -> Format:
+def format_for(call: Call, tokenizer: Tokenizer) -> Format:
     return CompletionFormat(tokenizer, call) if isinstance(call.body, CompletionRequest) else ChatFormat(tokenizer)
 
 
@@ -38,7 +38,7 @@ def choice_body(shape: Format, delta: Delta, *, whole: bool) -> dict[str, Any]:
 class ChatFormat:
     object, chunk_object = "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, tokenizer: ServerTokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def choice(self, delta: Delta, *, whole: bool) -> dict[str, Any]:
@@ -71,7 +71,7 @@ class ChatFormat:
 class CompletionFormat:
     object = chunk_object = "text_completion"
 
-    def __init__(self, tokenizer: ServerTokenizer, call: Call) -> None:
+    def __init__(self, tokenizer: Tokenizer, call: Call) -> None:
         self._tokenizer = tokenizer
         self._call = call
         self._echoed: dict[int, str] = {}  # by prompt, once a choice of it begins

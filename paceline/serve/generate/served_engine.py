@@ -4,24 +4,13 @@ The server never looks inside the engine. It sends prompts, reads deltas, and is
 the drafts (`StepRecord`): the page's tree, a prediction's counts and the time model all come from that one report.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
 from paceline.core.outputs import RequestOutput
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.step_record import Load, StepObserver
-
-
-class ServerTokenizer(Protocol):
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
-
-    def token_text(self, token_id: int) -> str: ...
-
-    def chat_token_ids(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
-    ) -> list[int]: ...
+from paceline.core.tokenizer import Tokenizer
 
 
 class Backend(Protocol):
@@ -38,7 +27,7 @@ class Backend(Protocol):
     def methods(self) -> Sequence[str]: ...  # drafting methods that a request may choose
 
     @property
-    def tokenizer(self) -> ServerTokenizer: ...
+    def tokenizer(self) -> Tokenizer: ...
 
     def generate(
         self, token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str

@@ -44,6 +44,18 @@ class Connections:
             del self.by_client[client]
 
 
+class _AnswerEnd:
+    """The transport as uvicorn's answers see it: closing it does not cut off a client that is still sending."""
+
+    def __init__(self, protocol: "LimitedProtocol") -> None:
+        self._protocol = protocol
+        self.write = protocol.transport.write
+        self.is_closing = protocol.transport.is_closing
+
+    def close(self) -> None:
+        self._protocol.end_answer()
+
+
 def limited_protocol(limits: ServerConfig, pace: Pace) -> type["LimitedProtocol"]:
     """The protocol class that uvicorn makes a connection from."""
     return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits, "counted": Connections(), "pace": pace})
@@ -124,6 +136,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_headers = False
         self._cancel_header_timer()
         super().on_headers_complete()
+        if self.cycle is not None:
+            self.cycle.transport = _AnswerEnd(self)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -131,10 +145,20 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_bytes = 0
 
     def on_response_complete(self) -> None:
-        unread = self.cycle is not None and self.cycle.more_body and not self.pipeline
+        unread = self._is_body_unread()
         super().on_response_complete()
         if unread and not self.transport.is_closing():
             self._linger()
+
+    def end_answer(self) -> None:
+        """An answer is over, and nothing follows on this connection."""
+        if self._is_body_unread():
+            self._linger()
+        else:
+            self.transport.close()
+
+    def _is_body_unread(self) -> bool:
+        return self.cycle is not None and self.cycle.more_body and not self.pipeline
 
     # slow readers
 
@@ -176,6 +200,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def _linger(self) -> None:
         """Close after a while in which what still comes in is dropped: closing at once would reset the connection,
         and a client that is still sending would never see its answer."""
+        if self._closing:
+            return
         self._closing = True
         self._cancel_timers()
         self._unset_keepalive_if_required()

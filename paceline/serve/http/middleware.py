@@ -48,6 +48,7 @@ class Guard:
         request_id = scope[REQUEST_ID] = uuid.uuid4().hex
         generates = scope["path"] in self._generating_paths
         status = 0
+        body = _LimitedBody(scope, receive, self._max_body_bytes, self._body_timeout_s)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
@@ -56,13 +57,16 @@ class Guard:
                     await self._take_turn(scope)
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                if not body.complete:  # nobody will read the rest, so nothing can follow on this connection
+                    message["headers"].append((b"connection", b"close"))
             await send(message)
 
         try:
             if not generates:
                 await self._take_turn(scope)
             scope[TENANT] = self._keys.tenant(scope)
-            await self._app(scope, self._limited(scope, receive), send_with_id)
+            body.check_length()
+            await self._app(scope, body.receive, send_with_id)
         except ClientDisconnect:
             pass  # it hung up while its body was read: there is nobody to answer
         except Exception as error:
@@ -80,33 +84,6 @@ class Guard:
         if delay_s > 0:
             await asyncio.sleep(delay_s)
 
-    def _limited(self, scope: Scope, receive: Receive) -> Receive:
-        """Refuses a body past the limit, by its announced length or as it comes in, and one that comes too slowly."""
-        limit, seconds = self._max_body_bytes, self._body_timeout_s
-        too_large = ApiError(413, f"the body is above this server's limit of {limit} bytes", code="body_too_large")
-        for name, value in scope["headers"]:
-            if name == b"content-length" and value.isdigit() and _is_above(value, limit):
-                raise too_large
-        num_bytes, complete = 0, False
-        deadline_s = asyncio.get_running_loop().time() + seconds
-
-        async def limited() -> Message:
-            nonlocal num_bytes, complete
-            if complete:
-                return await receive()  # the next news is that the client is gone
-            try:
-                async with asyncio.timeout_at(deadline_s):
-                    message = await receive()
-            except TimeoutError:
-                raise ApiError(408, f"the body did not come within {seconds:g} s", code="timeout") from None
-            num_bytes += len(message.get("body", b""))
-            complete = not message.get("more_body", False)
-            if num_bytes > limit:
-                raise too_large
-            return message
-
-        return limited
-
     def _note(self, scope: Scope, status: int, seconds: float) -> None:
         path = scope["path"] if scope["path"] in self._known_paths else "other"
         self._metrics.http.inc(1, path, str(status or "gone"))
@@ -115,6 +92,41 @@ class Guard:
             return  # polled every second: a line each would bury the rest
         details = {} if call is None else call.log_fields()
         log("request", id=scope[REQUEST_ID], path=path, status=status or "gone", seconds=round(seconds, 6), **details)
+
+
+class _LimitedBody:
+    """Refuses a body past the limit, by its announced length or as it comes in, and one that comes too slowly."""
+
+    def __init__(self, scope: Scope, receive: Receive, limit: int, seconds: float) -> None:
+        self._receive = receive
+        self._limit = limit
+        self._seconds = seconds
+        self._deadline_s = asyncio.get_running_loop().time() + seconds
+        self._num_bytes = 0
+        announced = dict(scope["headers"])
+        self._length: bytes = announced.get(b"content-length", b"0")
+        self.complete = b"transfer-encoding" not in announced and not self._length.strip(b"0")
+
+    def check_length(self) -> None:
+        if self._length.isdigit() and _is_above(self._length, self._limit):
+            raise self._too_large()
+
+    async def receive(self) -> Message:
+        if self.complete:
+            return await self._receive()  # an empty body, or the news that the client is gone
+        try:
+            async with asyncio.timeout_at(self._deadline_s):
+                message = await self._receive()
+        except TimeoutError:
+            raise ApiError(408, f"the body did not come within {self._seconds:g} s", code="timeout") from None
+        self._num_bytes += len(message.get("body", b""))
+        self.complete = not message.get("more_body", False)
+        if self._num_bytes > self._limit:
+            raise self._too_large()
+        return message
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"the body is above this server's limit of {self._limit} bytes", code="body_too_large")
 
 
 def _is_above(digits: bytes, limit: int) -> bool:

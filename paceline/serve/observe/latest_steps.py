@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from paceline.core.draft_counts import DraftCounts
 from paceline.core.step_record import PassRecord, StepRecord
-from paceline.serve.observe.saving import StepCostModel
+from paceline.serve.observe.saving import Savings
 
 NUM_RECENT_TREES = 8
 
@@ -24,7 +24,7 @@ class Recorder:
         self.recent_trees: deque[PassRecord] = deque(maxlen=NUM_RECENT_TREES)  # newest last
         self.saved: dict[str, TimeSaved] = {}  # by method
         self._followed: dict[str, DraftCounts] = {}
-        self._costs = StepCostModel()
+        self._savings = Savings()
 
     def follow(self, request_id: str) -> DraftCounts:
         """Count for this sequence from now until `forget`."""
@@ -41,5 +41,5 @@ class Recorder:
             counts = self._followed.get(record.request_id)
             if counts is not None:
                 counts.add(record.counts)
-        for method, seconds in self._costs.saving(step).items():
+        for method, seconds in self._savings.of_step(step).items():
             self.saved.setdefault(method, TimeSaved()).seconds += seconds

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from paceline.core.step_record import PassRecord
-from paceline.serve.generate.served_engine import ServerTokenizer
+from paceline.core.tokenizer import Tokenizer
 from paceline.serve.generate.service import Service
 from paceline.serve.http.tenants import Tenant
 
@@ -37,7 +37,7 @@ def live(service: Service, tenant: Tenant) -> dict[str, Any]:
     }
 
 
-def draw(record: PassRecord, tokenizer: ServerTokenizer) -> dict[str, Any]:
+def draw(record: PassRecord, tokenizer: Tokenizer) -> dict[str, Any]:
     """A verified tree as the page draws it; nodes past the limit are left out, parents always come first."""
     tree = record.draft.cut(MAX_DRAWN_NODES)
     members = tree.members or [(record.method,)] * len(tree)

@@ -1,9 +1,9 @@
 """An estimate of the time that speculation saved, from the steps themselves.
 
-A decode step's time is close to a + b x rows: reading the weights costs the same for any number of rows, each row adds
-a little. Both are fitted as steps go by (old ones fade), so the cost of the plain step that was *not* taken is known:
+A decode step's cost is learned as steps go by (lab/live_pass_cost.py), so the cost of the plain step that was *not*
+taken is known:
 
-    saved = tokens emitted / sequences x (a + b x sequences)   what plain steps would have taken
+    saved = tokens emitted / sequences x (a plain step of so many sequences)   what plain steps would have taken
             - the step's own time, its drafting included
 
 The step's time is shared among its sequences by their rows. Steps with prompt chunks are left out: they are no measure
@@ -11,42 +11,24 @@ of decoding.
 """
 
 from paceline.core.step_record import StepRecord
+from paceline.lab.live_pass_cost import PassCostModel
 
-MEMORY = 0.99  # weight that an observation keeps with each newer one: the last hundred steps count
 
-
-class StepCostModel:
+class Savings:
     def __init__(self) -> None:
-        # faded sums of 1, rows, seconds, rows^2, rows x seconds
-        self._weight = self._rows = self._seconds = self._rows_rows = self._rows_seconds = 0.0
+        self._cost = PassCostModel()
 
-    def saving(self, step: StepRecord) -> dict[str, float]:
+    def of_step(self, step: StepRecord) -> dict[str, float]:
         """Seconds that this step saved, by method; takes the step in as an observation."""
         decoding = [record for record in step.passes if record.new_token_ids]
-        if not decoding or any(record.num_prompt_rows for record in step.passes):
-            return {}
-        num_rows = sum(record.num_rows for record in decoding)
-        self._observe(num_rows, step.seconds)
-        plain_s = self.predict(len(decoding))
+        if not decoding or step.seconds <= 0.0 or any(record.num_prompt_rows for record in step.passes):
+            return {}  # nothing to learn from: a clock may stand still between two readings
+        num_rows, num_sequences = sum(record.num_rows for record in decoding), len(decoding)
+        self._cost.observe(num_rows, step.seconds, num_sequences)
+        plain_s = self._cost.at(num_sequences, num_sequences)
         saved: dict[str, float] = {}
         for record in decoding:
             if len(record.draft):
-                gain = len(record.new_token_ids) / len(decoding) * plain_s - step.seconds * record.num_rows / num_rows
+                gain = len(record.new_token_ids) / num_sequences * plain_s - step.seconds * record.num_rows / num_rows
                 saved[record.method] = saved.get(record.method, 0.0) + gain
         return saved
-
-    def predict(self, num_rows: int) -> float:
-        """Seconds of a decode step with so many rows."""
-        mean_rows, mean_s = self._rows / self._weight, self._seconds / self._weight
-        variance = self._rows_rows / self._weight - mean_rows**2
-        if variance < 1e-6:  # every step had the same number of rows: there is no slope to know
-            return mean_s
-        slope = max(0.0, (self._rows_seconds / self._weight - mean_rows * mean_s) / variance)
-        return max(0.0, mean_s + slope * (num_rows - mean_rows))
-
-    def _observe(self, num_rows: int, seconds: float) -> None:
-        self._weight = MEMORY * self._weight + 1
-        self._rows = MEMORY * self._rows + num_rows
-        self._seconds = MEMORY * self._seconds + seconds
-        self._rows_rows = MEMORY * self._rows_rows + num_rows**2
-        self._rows_seconds = MEMORY * self._rows_seconds + num_rows * seconds

@@ -1,7 +1,7 @@
 """`auto`: drafts where drafting pays, as measured live, and nowhere else.
 
 Each step it
-1. learns what the last pass cost (controller_cost.py) and whether each request's drafts were right,
+1. learns what the last pass cost (lab/live_pass_cost.py) and whether each request's drafts were right,
 2. asks the drafters, for the requests where asking has been worth the drafters' own time,
 3. keeps the nodes that raise the whole batch's expected tokens per second (controller_select.py); often that is none.
 
@@ -23,7 +23,8 @@ from paceline.core.request import Request, RequestStatus
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.lab.expected import reach_probabilities
-from paceline.spec.auto.cost import PassCostModel, calibrate
+from paceline.lab.live_pass_cost import PassCostModel
+from paceline.spec.auto.cost import calibrate
 from paceline.spec.auto.members import TRIAL_REQUESTS, MemberChoice
 from paceline.spec.auto.repeat_watch import RepeatWatch
 from paceline.spec.auto.select import Selection, above_bar, path_chances, select, shifted

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.tree import DraftTree
-from paceline.spec.auto.cost import PassCostModel
+from paceline.lab.live_pass_cost import PassCostModel
 
 LEAST_CHANCE = 0.01  # below it a node is not even considered
 BAR_ROWS = 4  # over which the price of a further row is taken: one alone may be the first of a tile

@@ -6,15 +6,15 @@ nodes. Scratch is written anew by every draft, so a rejected node never has to b
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core.forward import Target
 from paceline.errors import InvalidOptionError
 from paceline.models.drafters.paged import KeyRows, Placement
-from paceline.models.drafters.store import Target
 from paceline.spec.engine_parts import Services
 from paceline.spec.feature.draft_scores import DraftScores
 from paceline.spec.feature.feature_queue import IntArray
@@ -25,19 +25,14 @@ T = TypeVar("T")
 
 
 def placement(services: Services) -> Placement:
-    threads = services.num_threads or getattr(services.decoder, "num_threads", None)
-    return Placement(services.device, threads)
+    threads = None if services.decoder is None else services.decoder.num_threads
+    return Placement(services.device, services.num_threads or threads)
 
 
 def target_of(services: Services) -> Target:
-    decoder: Any = services.decoder
-    if not hasattr(decoder, "vocabulary_rows"):
-        raise InvalidOptionError(
-            f"{type(decoder).__name__} does not give out rows of its embedding (vocabulary_rows), which this drafter "
-            "shares with its target: choose another method"
-        )
-    target: Target = decoder
-    return target
+    if services.decoder is None:
+        raise InvalidOptionError("this drafter shares its target's embedding, but there is no target")
+    return services.decoder
 
 
 def draft_scores(services: Services, d2t: Tensor, sampling: str | None) -> DraftScores:

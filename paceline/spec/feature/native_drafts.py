@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core.forward import Target
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.models.drafters.eagle3 import Eagle3
@@ -29,15 +30,15 @@ class NativeDrafts:
     @staticmethod
     def of(
         network: Any,
-        target: Any,
+        target: Target,
         parts: tuple[Layers, Linear, Linear],  # its layer, fc and head
         place: Placement,
         scores: DraftScores,
         first_scratch: int,
     ) -> "NativeDrafts | None":
         """None where the network is another one, or the target or the drafter do not run natively."""
-        has_embedding = getattr(target, "handle", None) is not None
-        if not (isinstance(network, Eagle3) and place.is_native and has_embedding and drafter_available()):
+        is_native = target.handle is not None and place.is_native
+        if not (isinstance(network, Eagle3) and is_native and drafter_available()):
             return None
         layers, fc, head = parts
         middle = network.midlayer

@@ -19,12 +19,13 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from paceline.core.forward import Decoder
 from paceline.core.kv_tensor import allocate_kv
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError
 from paceline.models.drafters.load import UNTRAINED, load_network
-from paceline.spec.engine_parts import Decoder, Services
+from paceline.spec.engine_parts import Services
 from paceline.spec.feature.feature_drafter import placement, target_of
 from paceline.spec.model.model_drafter import ModelDrafter
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext

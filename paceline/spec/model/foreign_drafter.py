@@ -14,9 +14,10 @@ from typing import Any
 
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
+from paceline.core.tokenizer import Tokenizer
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.errors import InvalidOptionError
-from paceline.spec.engine_parts import Services, Tokenizer
+from paceline.spec.engine_parts import Services
 from paceline.spec.model.model_drafter import ModelDrafter
 from paceline.spec.proposer import Budget
 
@@ -137,11 +138,10 @@ def _empty_twin() -> Request:
 
 def same_tokens(services: Services, loaded: Any) -> bool:
     """Do token ids mean the same to both models? Padding rows past the tokenizer's own ids do not matter."""
-    backends = [getattr(tokenizer, "backend", None) for tokenizer in (services.tokenizer, loaded.tokenizer)]
-    if any(backend is None for backend in backends):
-        return type(services.tokenizer) is type(loaded.tokenizer)
-    ours, theirs = (backend.get_vocab(with_added_tokens=True) for backend in backends if backend is not None)
-    if ours != theirs:
+    if services.tokenizer is None:
+        return False
+    ours = services.tokenizer.vocabulary()
+    if ours != loaded.tokenizer.vocabulary():
         return False
     if loaded.decoder.config.vocab_size < max(ours.values(), default=0) + 1:
         raise InvalidOptionError(

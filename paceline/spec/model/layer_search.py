@@ -19,16 +19,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from paceline.core.forward import ForwardBatch
+from paceline.core.forward import Decoder, ForwardBatch
 from paceline.core.kv_tensor import allocate_kv
 from paceline.core.model_config import ModelConfig
+from paceline.core.packing import NodePlaces, RequestRows, pack
+from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError
 from paceline.lab.expected import expected_tokens
-from paceline.spec.engine_parts import Decoder
-from paceline.spec.model.draft_pass import DraftRows, run_pass
 
 BLOCK_SIZE = 16
 MAX_ROWS = 256  # of one pass
@@ -64,8 +63,8 @@ class AgreementMeter:
         self._kv = allocate_kv(decoder.config, num_slots, decoder.dtype, decoder.device)
         for (tokens, _), blocks in zip(self._texts, self._blocks, strict=True):
             for begin in range(0, len(tokens), MAX_ROWS):
-                rows = DraftRows(blocks, tokens[begin : begin + MAX_ROWS], begin, num_wanted=1)
-                run_pass(decoder, self._kv, BLOCK_SIZE, [rows])
+                rows = RequestRows(blocks, tokens[begin : begin + MAX_ROWS], begin)
+                decoder.forward(pack([rows], BLOCK_SIZE, decoder.device), self._kv)
 
     @property
     def num_positions(self) -> int:
@@ -94,25 +93,11 @@ class AgreementMeter:
         return sorted(times)[repeats // 2]
 
     def _batch(self, tokens: list[int], positions: list[int], blocks: list[int]) -> ForwardBatch:
-        num_rows = len(tokens)
-        rows = np.zeros((7, num_rows), dtype=np.int32)
-        rows[0], rows[1], rows[3] = tokens, positions, positions  # token, position, context before it
-        rows[2] = self._scratch + np.arange(num_rows)
-        rows[4], rows[5] = -1, 1  # top nodes
-        tensor = torch.from_numpy(rows).to(self._decoder.device)
-        return ForwardBatch(
-            token_ids=tensor[0],
-            positions=tensor[1],
-            slot_mapping=tensor[2],
-            context_lens=tensor[3],
-            parents=tensor[4],
-            is_node=tensor[5].bool(),
-            req_ids=tensor[6],
-            block_tables=torch.tensor([blocks], dtype=torch.int32, device=self._decoder.device),
-            cu_query=torch.tensor([0, num_rows], dtype=torch.int32, device=self._decoder.device),
-            logits_rows=torch.arange(num_rows, dtype=torch.int32, device=self._decoder.device),
-            block_size=BLOCK_SIZE,
-        )
+        """Each token is a draft of its own, of one node, after the text before its position."""
+        slots = range(self._scratch, self._scratch + len(tokens))
+        nodes = DraftTree(tokens, [-1] * len(tokens))
+        rows = RequestRows(blocks, [], 0, nodes, len(tokens), NodePlaces(positions, slots))
+        return pack([rows], BLOCK_SIZE, self._decoder.device)
 
 
 def search_layers(

@@ -6,6 +6,11 @@ pass, all requests together. Tokens are taken from the model's logits in one of 
     greedy    the likeliest. Fixed drafts, right for every verification rule.
     sampled   drawn from the model's own q, which goes along with the tree (`draft_probs`).
     coupled   drawn with the noise that the target will use: agrees far more often than an independent draw.
+
+Drafting writes keys and values into the slots past a request's last token, which the scheduler keeps free for it
+(`Needs.lookahead_slots`). A chain goes on as if its tokens were committed, one row a pass. A tree is fed whole at every
+level: the rows of its upper levels are computed again, which costs next to nothing beside reading the weights, and
+saves every other bookkeeping of who may attend to whom.
 """
 
 from collections.abc import Sequence
@@ -14,12 +19,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from paceline.core.forward import Decoder
+from paceline.core.packing import RequestRows, pack
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.ops.sampling_drafts import Drawn, draft_tokens
 from paceline.ops.sampling_edits import NodeRow, needs_edit
-from paceline.spec.engine_parts import Decoder
-from paceline.spec.model.draft_pass import DraftRows, run_pass
 from paceline.spec.model.top_tokens import top_tokens
 from paceline.spec.proposer import Budget
 
@@ -96,29 +101,32 @@ class ModelDrafter:
 
     def _catch_up(self, drafts: Sequence[Growing]) -> Tensor:
         """Compute every committed token that has no KV yet; logits of the last ones [len(drafts), vocab]."""
-        entries: list[DraftRows] = []
+        entries: list[RequestRows] = []
         for draft in drafts:
             request = draft.request
             begin = draft.start
             while request.num_tokens - begin > MAX_ROWS:
                 chunk = request.token_ids[begin : begin + MAX_ROWS]
-                self._run([DraftRows(request.block_ids, chunk, begin, num_wanted=0)])
+                self._run([RequestRows(request.block_ids, chunk, begin, num_wanted=0)])
                 begin += MAX_ROWS
-            entries.append(DraftRows(request.block_ids, request.token_ids[begin:], begin))
+            entries.append(RequestRows(request.block_ids, request.token_ids[begin:], begin))
         return self._run(entries) if entries else torch.empty(0, self._vocab_size)
 
-    def _rows(self, draft: Growing) -> DraftRows:
+    def _rows(self, draft: Growing) -> RequestRows:
         request = draft.request
         if self.widths is None:
             # The chain's newest token, at the position it would have if it were committed.
             last = request.num_tokens + len(draft.token_ids) - 1
-            return DraftRows(request.block_ids, draft.token_ids[-1:], last)
+            return RequestRows(request.block_ids, draft.token_ids[-1:], last)
         nodes = DraftTree(draft.token_ids, draft.parents)
-        return DraftRows(request.block_ids, request.token_ids[-1:], request.num_tokens - 1, nodes, len(draft.frontier))
+        return RequestRows(
+            request.block_ids, request.token_ids[-1:], request.num_tokens - 1, nodes, len(draft.frontier)
+        )
 
-    def _run(self, entries: Sequence[DraftRows]) -> Tensor:
-        logits = run_pass(self.decoder, self.kv_cache, self.block_size, entries, self.layers)
-        return logits[:, : self._vocab_size]
+    def _run(self, entries: Sequence[RequestRows]) -> Tensor:
+        """Logits of the wanted rows, request by request: [sum(num_wanted), vocab]."""
+        batch = pack(entries, self.block_size, self.decoder.device)
+        return self.decoder.forward(batch, self.kv_cache, layers=self.layers).logits[:, : self._vocab_size]
 
     def _expand(self, drafts: Sequence[Growing], logits: Tensor, width: int) -> None:
         """Hang `width` children under every frontier node; rows of `logits` are the frontiers, in order."""

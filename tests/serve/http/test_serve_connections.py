@@ -187,3 +187,24 @@ def test_a_shutdown_does_not_wait_for_a_reader_that_is_stuck() -> None:
         handle.stop()
         assert time.monotonic() - begin_s < 8
     assert not backend.running
+
+
+def test_an_answer_before_the_end_of_the_body_says_that_the_connection_closes() -> None:
+    with running(fake.FakeBackend(), max_body_bytes=2000) as handle:
+        for extra in (b"Content-Length: 9999\r\n", b"Transfer-Encoding: chunked\r\n"):
+            with socket.create_connection(("127.0.0.1", handle.port), timeout=5) as connection:
+                head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+                connection.sendall(head + extra + b"\r\n")
+                if b"chunked" in extra:
+                    connection.sendall(b"BB8\r\n" + b" " * 3000 + b"\r\n")
+                answer = b""
+                while piece := connection.recv(4096):
+                    answer += piece
+                assert b" 413 " in answer.splitlines()[0] and b"connection: close" in answer.lower()
+        whole = (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+        )
+        with socket.create_connection(("127.0.0.1", handle.port), timeout=5) as connection:
+            connection.sendall(whole)
+            answer = connection.recv(65536)
+            assert b" 4" in answer.splitlines()[0] and b"connection: close" not in answer.lower()

@@ -16,9 +16,10 @@ from paceline.bench.replay.recording import Recorded
 from paceline.bench.replay.replay import Replay, ReplayResult
 from paceline.core.forward import ForwardBatch
 from paceline.core.tree import DraftTree
+from paceline.lab.live_pass_cost import PassCostModel
 from paceline.lab.pass_cost import PassCost
 from paceline.spec.auto.controller import AutoProposer
-from paceline.spec.auto.cost import PassCostModel, calibrate
+from paceline.spec.auto.cost import calibrate
 from paceline.spec.auto.members import MemberChoice
 from paceline.spec.auto.select import LEAST_CHANCE, above_bar, path_chances, select, shifted
 from paceline.spec.merge.merge import MergeProposer

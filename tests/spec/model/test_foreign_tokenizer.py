@@ -19,6 +19,9 @@ PAIRS = VOCAB * VOCAB
 class PairTokenizer:
     """Two letters to a token where it can, else one; the target has one letter to a token."""
 
+    def vocabulary(self) -> dict[str, int]:
+        return {self.decode([token]): token for token in range(VOCAB + PAIRS)}
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         codes = [ord(letter) - ord("a") for letter in text]
         pairs = [codes[i] * VOCAB + codes[i + 1] + VOCAB for i in range(0, len(codes) - 1, 2)]
@@ -99,12 +102,17 @@ def test_its_blocks_are_given_back() -> None:
     assert len(drafter._free_blocks) == before and not drafter._mirrors
 
 
-class Lossy(ToyTokenizer):
+class OtherTokens(ToyTokenizer):
+    def vocabulary(self) -> dict[str, int]:
+        return {letter: token + 1 for letter, token in super().vocabulary().items()}
+
+
+class Lossy(OtherTokens):
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return super().decode(token_ids).upper()
 
 
-class Gluing(ToyTokenizer):
+class Gluing(OtherTokens):
     """Drops a leading letter, as tokenizers that add a space in front do."""
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:

@@ -1,0 +1,121 @@
+"""The one place that makes a `ForwardBatch`: rows of requests, described one request at a time, become one pass.
+
+A request's rows are its tokens at positions [start, start + len(token_ids)), then the nodes of a draft that hangs on
+the last of them. Token i is written to the request's slot i; node j of a request with n tokens to its slot n + j.
+
+>>> batch = pack([RequestRows(block_ids=[7], token_ids=[3, 4], start=0)], block_size=16, device=torch.device("cpu"))
+>>> batch.positions.tolist(), batch.slot_mapping.tolist(), batch.logits_rows.tolist()
+([0, 1], [112, 113], [1])
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.core.forward import ForwardBatch
+from paceline.core.tree import EMPTY_TREE, DraftTree
+
+IntArray = NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class NodePlaces:
+    """Nodes that do not all stand behind the request's last token. For teacher forcing: a draft at every position."""
+
+    contexts: Sequence[int]  # the tokens [0, context) of the request come before the node's top ancestor
+    slots: Sequence[int]  # of the KV cache, not of the request: where each node is written
+
+
+@dataclass(slots=True)
+class RequestRows:
+    """One request's rows of a pass."""
+
+    block_ids: Sequence[int]
+    token_ids: Sequence[int]
+    start: int  # tokens [0, start) have their KV
+    nodes: DraftTree = EMPTY_TREE
+    num_wanted: int = 1  # logits of that many last rows
+    nodes_at: NodePlaces | None = None  # None: behind the last token, in the request's own slots
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.token_ids) + len(self.nodes)
+
+
+def pack(entries: Sequence[RequestRows], block_size: int, device: torch.device) -> ForwardBatch:
+    num_rows = sum(entry.num_rows for entry in entries)
+    max_blocks = max(len(entry.block_ids) for entry in entries)
+    rows = np.empty((7, num_rows), dtype=np.int32)
+    token_ids, positions, slots, context_lens, parents, is_node, req_ids = rows
+    block_tables = np.zeros((len(entries), max_blocks), dtype=np.int32)
+    cu_query = np.zeros(len(entries) + 1, dtype=np.int32)
+    wanted: list[int] = []
+    parents.fill(-1)
+    is_node.fill(0)
+    begin = 0
+    for i, entry in enumerate(entries):
+        num_tokens = entry.start + len(entry.token_ids)
+        middle, end = begin + len(entry.token_ids), begin + entry.num_rows
+        table = block_tables[i, : len(entry.block_ids)]
+        table[:] = entry.block_ids
+        # [begin, middle) committed tokens
+        committed = np.arange(entry.start, num_tokens, dtype=np.int32)
+        token_ids[begin:middle] = entry.token_ids
+        positions[begin:middle] = committed
+        context_lens[begin:middle] = committed + 1
+        slots[begin:middle] = _slots(committed, table, block_size)
+        # [middle, end) draft nodes
+        if entry.nodes:
+            token_ids[middle:end] = entry.nodes.token_ids
+            node_parents = np.asarray(entry.nodes.parents, dtype=np.int32)
+            parents[middle:end] = np.where(node_parents < 0, -1, node_parents + middle)
+            is_node[middle:end] = 1
+            depths = np.asarray(entry.nodes.depths(), dtype=np.int32)
+            if entry.nodes_at is None:
+                positions[middle:end] = depths + (num_tokens - 1)
+                context_lens[middle:end] = num_tokens
+                nodes = np.arange(num_tokens, num_tokens + len(entry.nodes), dtype=np.int32)
+                slots[middle:end] = _slots(nodes, table, block_size)
+            else:
+                positions[middle:end] = depths - 1 + np.asarray(entry.nodes_at.contexts, dtype=np.int32)
+                context_lens[middle:end] = entry.nodes_at.contexts
+                slots[middle:end] = entry.nodes_at.slots
+        req_ids[begin:end] = i
+        wanted.extend(range(end - entry.num_wanted, end))
+        cu_query[i + 1] = begin = end
+    return _on_device(rows, block_tables, cu_query, np.asarray(wanted, dtype=np.int32), block_size, device)
+
+
+def _slots(indices: IntArray, table: IntArray, block_size: int) -> IntArray:
+    return table[indices // block_size] * np.int32(block_size) + indices % np.int32(block_size)
+
+
+def _on_device(
+    rows: IntArray,  # [7, rows]: sent in one copy
+    block_tables: IntArray,
+    cu_query: IntArray,
+    logits_rows: IntArray,
+    block_size: int,
+    device: torch.device,
+) -> ForwardBatch:
+    def tensor(values: IntArray) -> Tensor:
+        return torch.from_numpy(values).to(device)
+
+    token_ids, positions, slots, context_lens, parents, is_node, req_ids = tensor(rows)
+    return ForwardBatch(
+        token_ids=token_ids,
+        positions=positions,
+        slot_mapping=slots,
+        context_lens=context_lens,
+        parents=parents,
+        is_node=is_node.bool(),
+        req_ids=req_ids,
+        block_tables=tensor(block_tables),
+        cu_query=tensor(cu_query),
+        logits_rows=tensor(logits_rows),
+        block_size=block_size,
+    )
