@@ -19,6 +19,7 @@ from torch import Tensor
 
 from paceline.core.forward import ForwardBatch, ForwardOutput
 from paceline.models.decoder import Decoder, Linear
+from paceline.models.static_inputs import read_tokens
 from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_logits, norm_head_tokens
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
@@ -40,6 +41,7 @@ class PassBuffers:
     arrivals: Tensor  # int32 zeros: how many of them are there
     scores: Tensor  # [rows, shares of the vocabulary] float32
     score_ids: Tensor  # [rows, shares of the vocabulary] int32
+    picked: Tensor  # [2, rows] int32: tokens and the bits of token_scores, to be read in one copy
     tokens: Tensor  # [rows] int32: what write_tokens chose
     token_scores: Tensor  # [rows] float32: not finite where a row cannot be sampled
 
@@ -76,6 +78,9 @@ def _weights(decoder: Decoder) -> list[Tensor]:
 
 class FusedDecoder:
     batch_invariant = True
+    draws_tokens = True
+    num_threads = None  # a GPU's
+    handle = None  # nothing native
 
     def __init__(
         self, base: Decoder, *, pdl: int = NO_PDL, row_tile: int | None = None, tiles: Tiles | None = None
@@ -110,6 +115,7 @@ class FusedDecoder:
         heads, tiles = self.heads, self.tiles  # wide tiles need no more room
         splits = [split_sizes(num_rows, config.hidden_size, tile) for tile in (tiles.output, tiles.down)]
         shares = head_tiles(config.vocab_size, tiles.head)
+        picked = torch.empty(2, num_rows, dtype=torch.int32, device=device)
 
         def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -124,8 +130,9 @@ class FusedDecoder:
             arrivals=torch.zeros(max(count for _, count in splits), dtype=torch.int32, device=device),
             scores=empty(num_rows, shares, dtype=torch.float32),
             score_ids=empty(num_rows, shares, dtype=torch.int32),
-            tokens=empty(num_rows, dtype=torch.int32),
-            token_scores=empty(num_rows, dtype=torch.float32),
+            picked=picked,
+            tokens=picked[0],
+            token_scores=picked[1].view(torch.float32),
         )
 
     @torch.no_grad()
@@ -231,6 +238,7 @@ class FusedDecoder:
         layers: Sequence[int] | None = None,
     ) -> ForwardOutput:
         """One pass with room of its own, as Decoder.forward."""
+        batch = batch.to(self.device)
         rows = attention_rows(batch)
         buffers = self.allocate(batch.num_rows, rows.max_splits())
         shape = (batch.num_rows, len(hidden_layers), self.config.hidden_size)
@@ -239,10 +247,21 @@ class FusedDecoder:
             batch.token_ids, rows, kv_cache, buffers, hidden_layers=hidden_layers, features=features, layers=layers
         )
         wanted = batch.logits_rows
-        logits = torch.empty(len(wanted), self.config.vocab_size, dtype=torch.float32, device=self.device)
-        if len(wanted):
+        num_logits = len(wanted) if batch.wants_logits else 0
+        logits = torch.empty(num_logits, self.config.vocab_size, dtype=torch.float32, device=self.device)
+        if num_logits:
             self.write_logits(wanted, logits, buffers)
-        return ForwardOutput(logits, features)
+        tokens: list[int | None] | None = None
+        if batch.draws is not None and len(wanted):
+            draws = batch.draws
+            noise = RowNoise(
+                torch.from_numpy(draws.temperatures).to(self.device),
+                torch.from_numpy(draws.seeds).to(self.device),
+                torch.from_numpy(draws.positions).to(self.device),
+            )
+            self.write_tokens(wanted, noise, buffers)
+            tokens = read_tokens(buffers.picked[:, : len(wanted)].cpu())
+        return ForwardOutput(logits, features, tokens)
 
 
 def attention_rows(batch: ForwardBatch) -> AttentionRows:

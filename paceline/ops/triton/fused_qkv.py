@@ -105,7 +105,11 @@ def norm_qkv_rope(
     row_tile: int = ROWS,
 ) -> None:
     num_rows, num_in = x.shape
-    out = triton.next_power_of_2(heads.dim) if head_norms is not None else min(tile.out, heads.dim)
+    out = (
+        triton.next_power_of_2(heads.dim)
+        if head_norms is not None
+        else min(tile.out, triton.next_power_of_2(heads.dim))
+    )
     tiles = triton.cdiv(heads.dim, out)
     grid = (triton.cdiv(num_rows, row_tile), (heads.num_q + 2 * heads.num_kv) * tiles)
     _qkv_kernel[grid](
