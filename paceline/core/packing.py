@@ -62,6 +62,16 @@ def pack(entries: Sequence[RequestRows], block_size: int) -> ForwardBatch:
         middle, end = begin + len(entry.token_ids), begin + entry.num_rows
         table = block_tables[i, : len(entry.block_ids)]
         table[:] = entry.block_ids
+        req_ids[begin:end] = i
+        wanted.extend(range(end - entry.num_wanted, end))
+        cu_query[i + 1] = end
+        if (
+            end - begin == 1 and not entry.nodes
+        ):  # plain decoding: numbers, because arrays of one take ten times as long
+            token_ids[begin], positions[begin], context_lens[begin] = entry.token_ids[0], entry.start, num_tokens
+            slots[begin] = entry.block_ids[entry.start // block_size] * block_size + entry.start % block_size
+            begin = end
+            continue
         # [begin, middle) committed tokens
         committed = np.arange(entry.start, num_tokens, dtype=np.int32)
         token_ids[begin:middle] = entry.token_ids
@@ -84,9 +94,7 @@ def pack(entries: Sequence[RequestRows], block_size: int) -> ForwardBatch:
                 positions[middle:end] = depths - 1 + np.asarray(entry.nodes_at.contexts, dtype=np.int32)
                 context_lens[middle:end] = entry.nodes_at.contexts
                 slots[middle:end] = entry.nodes_at.slots
-        req_ids[begin:end] = i
-        wanted.extend(range(end - entry.num_wanted, end))
-        cu_query[i + 1] = begin = end
+        begin = end
     return ForwardBatch(
         token_ids=torch.from_numpy(token_ids),
         positions=torch.from_numpy(positions),

@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from paceline.engine.core import EngineCore
 from paceline.engine.processor import Processor
 from paceline.engine.scheduler import SchedulerConfig
 from paceline.models.loader import LoadedModel, load_model
+from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.static_inputs import PassRoom
 from paceline.spec.auto.default_members import CANNOT_BUILD
 from paceline.spec.config.speculative_config import SpeculativeConfig
@@ -71,7 +73,7 @@ def build_engine(
     )
     speculator = make_speculator(speculative, services, may_fall_back=speculative_config is None)
     if captured is not None:
-        captured.prepare(speculator.needs.hidden_layers)
+        prepare(captured, speculator.needs.hidden_layers)
     core = EngineCore(
         model=decoder,
         text_decoder=loaded.tokenizer,
@@ -91,6 +93,15 @@ def build_engine(
         seed,
     )
     return Engine(core, processor, loaded, config)
+
+
+def prepare(decoder: PaddedDecoder, hidden_layers: Sequence[int]) -> None:
+    """Capture what decoding needs now, and not in the first requests: with hidden states for drafters, and without for
+    steps in which none of them drafts."""
+    begin_s = time.perf_counter()
+    for wanted in {(), tuple(hidden_layers)}:
+        decoder.prepare(wanted)
+    logger.info("%d sizes of pass are ready, after %.1f s", len(decoder.sizes), time.perf_counter() - begin_s)
 
 
 def pass_room(config: ResolvedConfig, kv_cache: Tensor) -> PassRoom:

@@ -153,8 +153,9 @@ def _quantization(asked: str | None, path: Path, dtype: str, use_native: bool) -
 def _batch_invariant(asked: bool | None, device: torch.device, config: ModelConfig) -> bool:
     """Which of PyTorch's kernels and the batch-invariant ones compute; the native kernels are always invariant.
 
-    On CUDA the Triton kernels are the default: on an H200 they were faster than PyTorch's at batch 1 and 3 % slower at
-    batch 32. On a CPU the invariant ones go row by row, so they must be asked for."""
+    On CUDA they are the default: the fused Triton kernels, in captured passes, and without them the plain Triton ones,
+    which were faster than PyTorch's at batch 1 of an H200 and 3 % slower at batch 32. On a CPU the invariant ones go
+    row by row, so they must be asked for."""
     if device.type != "cuda":
         return bool(asked)
     reason = _why_no_triton(device, config)

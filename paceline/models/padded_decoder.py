@@ -101,8 +101,7 @@ class PaddedDecoder:
     ) -> ForwardOutput:
         size = self._size(batch)
         if size is None or layers is not None or kv_cache is not self.room.kv_cache:
-            self.clock.num_eager += 1
-            return self.base.forward(batch, kv_cache, hidden_layers=hidden_layers, layers=layers)
+            return self._run_eagerly(batch, kv_cache, hidden_layers, layers)
         num_logits = batch.logits_rows.shape[0]
         kind = PassKind(batch.wants_logits and num_logits > 0, tuple(hidden_layers))
         found = self._pass(size, kind)
@@ -122,6 +121,20 @@ class PaddedDecoder:
         hidden = None if found.hidden is None else found.hidden[: batch.num_rows].clone()
         logits = torch.empty(0, self.config.vocab_size) if found.logits is None else found.logits[:num_logits]
         return ForwardOutput(logits, hidden, tokens)
+
+    def _run_eagerly(
+        self, batch: ForwardBatch, kv_cache: Tensor, hidden_layers: Sequence[int], layers: Sequence[int] | None
+    ) -> ForwardOutput:
+        self.clock.num_eager += 1
+        times_device = self.clock.times_device and bool(self._events)
+        if times_device:
+            self._events[0].record()
+        output = self.base.forward(batch, kv_cache, hidden_layers=hidden_layers, layers=layers)
+        if times_device:
+            self._events[1].record()
+            self._events[1].synchronize()
+            self.clock.device_s += self._events[0].elapsed_time(self._events[1]) / 1e3
+        return output
 
     def _size(self, batch: ForwardBatch) -> int | None:
         num_requests, num_blocks = batch.block_tables.shape
