@@ -71,7 +71,7 @@ class Bench:
 
     def passes(self) -> dict[str, Any]:
         llm = self.llm("none", max(self.args.batches))
-        sizes = [1, 8] if self.args.tiny else [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+        sizes = [1, 8] if self.args.tiny else [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
         found = time_passes(llm, sizes, 20 if self.args.tiny else 320)
         print(f"  {'rows':>6}" + "".join(f"{label:>20}" for label in next(iter(found.values()))) + f"{'limit':>10}")
         for rows, cells in found.items():

@@ -106,7 +106,7 @@ def run_groups(llm: LLM, prompts: list[list[int]], batch: int, tokens: int, temp
     """Groups of `batch` prompts, one group after another, each answered together."""
     core, clock = llm.engine.core, clock_of(llm)
     core.clock.reset()
-    before = (clock.write_s, clock.launch_s, clock.read_s, clock.device_s, clock.num_passes, clock.num_eager)
+    before = _figures(clock)
     outputs: list[list[int]] = []
     begin = time.perf_counter()
     for first in range(0, len(prompts), batch):
@@ -121,12 +121,13 @@ def run_groups(llm: LLM, prompts: list[list[int]], batch: int, tokens: int, temp
             raise RuntimeError(f"{len(errors)} requests failed: {errors[0]}")
         outputs += [list(answer.outputs[0].token_ids) for answer in answers]
     seconds = time.perf_counter() - begin
-    after = (clock.write_s, clock.launch_s, clock.read_s, clock.device_s, clock.num_passes, clock.num_eager)
-    write, launch, read, device, passes, eager = (b - a for a, b in zip(before, after, strict=True))
+    difference = (b - a for a, b in zip(before, _figures(clock), strict=True))
+    write, launch, read, eager_s, device, passes, eager = difference
     phases = dict(core.clock.seconds)
     parts = {
         "schedule": phases.get("schedule", 0.0),
-        "pack": phases.get("execute", 0.0) - write - launch - read,
+        "pack": phases.get("execute", 0.0) - write - launch - read - eager_s,
+        "eager passes": eager_s,
         "copy": write,
         "launch": launch,
         "wait+read": read,
@@ -137,6 +138,11 @@ def run_groups(llm: LLM, prompts: list[list[int]], batch: int, tokens: int, temp
     parts["outside"] = seconds - sum(parts.values())
     num_prompt = sum(map(len, prompts))
     return Run(outputs, seconds, core.clock.num_steps, parts, device, num_prompt, int(passes), int(eager))
+
+
+def _figures(clock: PassClock) -> tuple[float, ...]:
+    host = (clock.write_s, clock.launch_s, clock.read_s, clock.eager_s)
+    return (*host, clock.device_s, clock.num_passes, clock.num_eager)
 
 
 def weight_numbers(config: ModelConfig) -> int:

@@ -6,7 +6,7 @@ every mistake in slots, masks, commits or prefix sharing either fails at once or
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -130,14 +130,16 @@ def toy_core(
     sharpness: float = 3.0,
     max_token_delay_s: float | None = None,
     decoder: Target | None = None,  # another model with VOCAB tokens
-    sizes: Sequence[int]
-    | None = None,  # passes padded to these, with tokens drawn in the pass (models/plain_passes.py)
+    sizes: Sequence[int] | None = None,  # passes padded to these draw their tokens (models/plain_passes.py)
+    capture: Callable[[PassRoom], PaddedDecoder] | None = None,  # as LoadedModel.capture
 ) -> EngineCore:
     decoder = decoder or ToyDecoder(sharpness)
     kv_cache = allocate_kv(decoder.config, num_blocks * block_size, decoder.dtype, decoder.device)
     kv_cache.fill_(-1)  # a slot that nobody wrote has no position
-    if sizes is not None:
-        room = PassRoom(kv_cache, block_size, num_blocks, max_num_seqs)
+    room = PassRoom(kv_cache, block_size, num_blocks, max_num_seqs)
+    if capture is not None:
+        decoder = capture(room)
+    elif sizes is not None:
         drawing = DrawingDecoder(decoder)
         decoder = PaddedDecoder(drawing, PlainPasses(drawing), room, sizes)
     services = Services(
@@ -145,6 +147,7 @@ def toy_core(
         max_model_len=num_blocks * block_size,
         block_size=block_size,
         num_slots=num_blocks * block_size,
+        device=decoder.device,
         decoder=decoder,
         kv_cache=kv_cache,
         tokenizer=ToyTokenizer(),

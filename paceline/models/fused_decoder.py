@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paceline.core.forward import ForwardBatch, ForwardOutput
 from paceline.models.decoder import Decoder, Linear
-from paceline.models.static_inputs import read_tokens
+from paceline.models.static_inputs import aligned, read_tokens
 from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_logits, norm_head_tokens
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
@@ -41,7 +41,7 @@ class PassBuffers:
     arrivals: Tensor  # int32 zeros: how many of them are there
     scores: Tensor  # [rows, shares of the vocabulary] float32
     score_ids: Tensor  # [rows, shares of the vocabulary] int32
-    picked: Tensor  # [2, rows] int32: tokens and the bits of token_scores, to be read in one copy
+    picked: Tensor  # [2, at least rows] int32: tokens and the bits of token_scores, to be read in one copy
     tokens: Tensor  # [rows] int32: what write_tokens chose
     token_scores: Tensor  # [rows] float32: not finite where a row cannot be sampled
 
@@ -115,7 +115,7 @@ class FusedDecoder:
         heads, tiles = self.heads, self.tiles  # wide tiles need no more room
         splits = [split_sizes(num_rows, config.hidden_size, tile) for tile in (tiles.output, tiles.down)]
         shares = head_tiles(config.vocab_size, tiles.head)
-        picked = torch.empty(2, num_rows, dtype=torch.int32, device=device)
+        picked = torch.empty(2, aligned(num_rows), dtype=torch.int32, device=device)
 
         def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -131,8 +131,8 @@ class FusedDecoder:
             scores=empty(num_rows, shares, dtype=torch.float32),
             score_ids=empty(num_rows, shares, dtype=torch.int32),
             picked=picked,
-            tokens=picked[0],
-            token_scores=picked[1].view(torch.float32),
+            tokens=picked[0, :num_rows],
+            token_scores=picked[1, :num_rows].view(torch.float32),
         )
 
     @torch.no_grad()
@@ -270,7 +270,7 @@ def attention_rows(batch: ForwardBatch) -> AttentionRows:
         slots=batch.slot_mapping,
         context_lens=batch.context_lens,
         parents=batch.parents,
-        is_node=batch.is_node,
+        is_node=batch.is_node.int(),  # as in static inputs, so that one compiled kernel serves both
         req_ids=batch.req_ids,
         block_tables=batch.block_tables,
         block_size=batch.block_size,

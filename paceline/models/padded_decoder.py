@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from paceline.core.forward import ForwardBatch, ForwardOutput, Target
-from paceline.models.static_inputs import InputViews, PassRoom, StaticInputs, read_tokens
+from paceline.models.static_inputs import InputViews, PassRoom, StaticInputs, aligned, read_tokens
 
-# Each is at most half as large again as the one before, so that padding costs a small pass nothing and a large one at
-# most a third. A graph takes about a tenth of a second to capture, so twice as many would double the time to start.
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+# From 16 rows on each is at most half as large again as the one before: padding costs a small pass nothing, and a large
+# one at most a third. The last ones are for drafts of many requests; larger passes take longer than their launches.
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024)
 
 
 class PassKind(NamedTuple):
@@ -37,7 +37,7 @@ class StaticPass(Protocol):
     """One size and kind, ready to run over what lies in the static inputs."""
 
     @property
-    def picked(self) -> Tensor: ...  # [2, size] int32, see `read_tokens`
+    def picked(self) -> Tensor: ...  # [2, at least size] int32, see `read_tokens`
 
     @property
     def logits(self) -> Tensor | None: ...  # [size, vocab] float32
@@ -59,6 +59,7 @@ class PassClock:
     times_device: bool = False
     num_passes: int = 0
     num_eager: int = 0  # passes left to the decoder beneath
+    eager_s: float = 0.0
     write_s: float = 0.0  # padding and sending the inputs
     launch_s: float = 0.0
     read_s: float = 0.0  # waiting for the device, and reading its tokens
@@ -78,7 +79,7 @@ class PaddedDecoder:
         self._inputs = StaticInputs(room, max(sizes), base.device)
         self._passes: dict[tuple[int, PassKind], StaticPass] = {}
         on_cuda = base.device.type == "cuda"
-        self._picked = torch.empty(2 * max(sizes), dtype=torch.int32, pin_memory=on_cuda)
+        self._picked = torch.empty(2 * aligned(max(sizes)), dtype=torch.int32, pin_memory=on_cuda)
         self._events: list[torch.cuda.Event] = []
         if on_cuda:
             self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
@@ -125,7 +126,7 @@ class PaddedDecoder:
     def _run_eagerly(
         self, batch: ForwardBatch, kv_cache: Tensor, hidden_layers: Sequence[int], layers: Sequence[int] | None
     ) -> ForwardOutput:
-        self.clock.num_eager += 1
+        begin_s = time.perf_counter()
         times_device = self.clock.times_device and bool(self._events)
         if times_device:
             self._events[0].record()
@@ -134,6 +135,8 @@ class PaddedDecoder:
             self._events[1].record()
             self._events[1].synchronize()
             self.clock.device_s += self._events[0].elapsed_time(self._events[1]) / 1e3
+        self.clock.num_eager += 1
+        self.clock.eager_s += time.perf_counter() - begin_s
         return output
 
     def _size(self, batch: ForwardBatch) -> int | None:
@@ -161,8 +164,7 @@ class PaddedDecoder:
 
     def _read(self, found: StaticPass, num_logits: int) -> list[int | None]:
         """The one place where the host waits for the device."""
-        size = found.picked.shape[1]
-        host = self._picked[: 2 * size].view(2, size)
+        host = self._picked[: found.picked.numel()].view(2, -1)
         host.copy_(found.picked, non_blocking=True)
         if self._events:
             torch.cuda.current_stream(self.device).synchronize()

@@ -55,12 +55,17 @@ class InputViews:
 
 NUM_ROW_ARRAYS = 10  # token_ids to temperatures above, in that order
 ROW_PADDING = (0, 0, -1, 0, -1, 0, 0, 0, 0, 0)
-HEADER = 4  # ints: the counts, and one that keeps what follows at multiples of 8 bytes
+HEADER = 4  # ints: the counts, and one that keeps what follows at multiples of 16 bytes
+
+
+def aligned(size: int) -> int:
+    """Ints from one array to the next: a multiple of 16 bytes, so that every size runs the same compiled kernels."""
+    return -(-size // 4) * 4
 
 
 def tables_begin(size: int) -> int:
     """Where the block tables begin: after the header, the seeds (two ints each) and the row arrays."""
-    return HEADER + (2 + NUM_ROW_ARRAYS) * size
+    return HEADER + (2 + NUM_ROW_ARRAYS) * aligned(size)
 
 
 class StaticInputs:
@@ -77,9 +82,8 @@ class StaticInputs:
 
     def views(self, size: int) -> InputViews:
         buffer, room = self._buffer, self.room
-        begin = HEADER + 2 * size
-        arrays = buffer[begin : begin + NUM_ROW_ARRAYS * size].view(NUM_ROW_ARRAYS, size)
-        end = tables_begin(size)
+        begin, end = HEADER + 2 * aligned(size), tables_begin(size)
+        arrays = buffer[begin:end].view(NUM_ROW_ARRAYS, -1)[:, :size]
         token_ids, positions, slots, context_lens, parents, is_node, req_ids, logits_rows, drawn_at, heat = arrays
         return InputViews(
             size=size,
@@ -94,7 +98,7 @@ class StaticInputs:
             logits_rows=logits_rows,
             draw_positions=drawn_at,
             temperatures=heat.view(torch.float32),
-            seeds=buffer[HEADER:begin].view(torch.int64),
+            seeds=buffer[HEADER:begin].view(torch.int64)[:size],
             block_tables=buffer[end : end + room.max_num_seqs * room.max_blocks].view(-1, room.max_blocks),
         )
 
@@ -116,9 +120,9 @@ def pad(batch: ForwardBatch, size: int, max_blocks: int, host: NDArray[np.int32]
     num_rows, num_logits = batch.num_rows, batch.logits_rows.shape[0]
     num_requests, width = batch.block_tables.shape
     host[0], host[1], host[2] = num_rows, num_requests, num_logits
-    begin, end = HEADER + 2 * size, tables_begin(size)
+    begin, end = HEADER + 2 * aligned(size), tables_begin(size)
     seeds = host[HEADER:begin].view(np.int64)
-    rows = host[begin:end].reshape(NUM_ROW_ARRAYS, size)
+    rows = host[begin:end].reshape(NUM_ROW_ARRAYS, -1)
     own = (
         batch.token_ids,
         batch.positions,
