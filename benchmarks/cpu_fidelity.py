@@ -86,7 +86,7 @@ def logits(decoder: Any, token_ids: list[int]) -> Tensor:
     """After each token, [tokens, vocab]."""
     count, config = len(token_ids), decoder.config
     blocks = -(-count // BLOCK_SIZE)
-    batch = pack([RequestRows(range(blocks), token_ids, 0, num_wanted=count)], BLOCK_SIZE, torch.device("cpu"))
+    batch = pack([RequestRows(range(blocks), token_ids, 0, num_wanted=count)], BLOCK_SIZE)
     shape = (config.num_layers, 2, blocks * BLOCK_SIZE, config.num_kv_heads, config.head_dim)
     out: Tensor = decoder.forward(batch, torch.zeros(shape, dtype=decoder.dtype)).logits
     return out

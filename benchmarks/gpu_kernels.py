@@ -10,6 +10,7 @@ Random weights of SmolLM2-135M's and Qwen2.5-1.5B's shape, context 320. Sections
 - graph: one pass with the choice of tokens, captured in a CUDA graph, per (requests x rows of each)
 - kinds: microseconds a kernel: each kind alone in a graph over all layers; "-kind" is a layer without that kind,
   so that `layer` less `-kind` is what the kind takes among the others
+- wide: one pass of many rows by rows of a program, outputs and warps: time, and whether the bits stay (ask for it)
 - tune: tiles per weight shape, and the steps of attention (long: ask for it)
 
 The limit is weights and keys over the measured copy bandwidth. Prints tables, then one JSON line.
@@ -22,6 +23,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +39,7 @@ from torch import Tensor
 from paceline.bench.run.provenance import provenance
 from paceline.core.forward import ForwardBatch
 from paceline.models.decoder import Decoder
-from paceline.models.fused_decoder import FusedDecoder, attention_rows, model_tiles
+from paceline.models.fused_decoder import FusedDecoder, Tiles, attention_rows, model_tiles, wide_tiles
 from paceline.ops.triton.fused_head import RowNoise
 from paceline.ops.triton.product import NO_PDL, PDL, PDL_PREFETCH
 
@@ -45,7 +47,25 @@ CONTEXT = 320
 BUCKETS = [(1, 1), (1, 8), (1, 16), (1, 32), (8, 1), (8, 4), (32, 1), (32, 4), (128, 1), (128, 4)]
 ROW_COUNTS = [1, 2, 4, 8, 16, 64, 128, 512]
 PDL_LEVELS = {"off": NO_PDL, "on": PDL, "prefetch": PDL_PREFETCH}
-SECTIONS = ["parity", "bits", "graph", "kinds", "tune"]
+SECTIONS = ["parity", "bits", "graph", "kinds", "wide", "tune"]
+
+
+class ForcedCut(FusedDecoder):
+    """Programs of these rows, outputs and warps in every product."""
+
+    def __init__(self, base: Decoder, row_tile: int, out: int, warps: int) -> None:
+        super().__init__(base, row_tile=row_tile)
+        narrow = wide_tiles(base, self.tiles, 1)
+        self.forced = Tiles(
+            *(
+                replace(tile, out=out, warps=warps)
+                for tile in (narrow.qkv, narrow.output, narrow.gate_up, narrow.down, narrow.head)
+            )
+        )
+        self._rows = row_tile
+
+    def cut(self, num_rows: int) -> tuple[int, Tiles]:
+        return self._rows, self.forced
 
 
 class Bench:
@@ -125,7 +145,7 @@ class Bench:
         for row_tile in [32] if self.tiny else [32, 64, 128]:
             wide = FusedDecoder(self.base, row_tile=row_tile)
             result[f"row tile {row_tile}"] = self._tried(partial(self._same_bits, wide, whole_batch, whole))
-        two_warps = model_tiles(self.base).widened()
+        two_warps = wide_tiles(self.base, model_tiles(self.base), 64)
         narrow = FusedDecoder(self.base, tiles=two_warps).forward(whole_batch, self.room.kv.clone()).logits
         result["two warps, short steps"] = torch.equal(narrow, whole)
         for row_tile in [32] if self.tiny else [32, 64, 128]:
@@ -232,6 +252,29 @@ class Bench:
                     print("  " + f"{'us per kernel':20}" + "".join(f"{kind:>11}" for kind in cells))
                 figures = "".join(f"{value:11.2f}" for value in cells.values())
                 print(f"  {'{}x{} pdl {}'.format(*bucket, pdl):20}{figures}", flush=True)
+        return result
+
+    # wide
+
+    def wide(self) -> dict[str, Any]:
+        """(rows of a program, outputs, warps) of all products at once; None: as the decoder chooses."""
+        shapes = [None, (16, 32, 2), (32, 64, 2), (32, 64, 4), (32, 128, 4), (64, 32, 2), (64, 64, 2), (64, 128, 2)]
+        result: dict[str, Any] = {}
+        counts = [(2, 3)] if self.tiny else [(128, 1), (64, 4), (128, 4)]
+        for bucket in counts:
+            batch = self.batch(*bucket)
+            expected = FusedDecoder(self.base, row_tile=16).forward(batch, self.room.kv.clone()).logits
+            for shape in shapes[:3] if self.tiny else shapes:
+                fused = FusedDecoder(self.base) if shape is None else ForcedCut(self.base, *shape)
+                cells: dict[str, Any] = {}
+                try:
+                    cells["same_bits"] = self._same_bits(fused, batch, expected)
+                    launch, _ = self._launch(fused, batch, self.room.kv, tokens=True)
+                    cells["ms"] = Clock(self.device, 20, 3).time_ms(launch)
+                except Exception as error:
+                    cells["error"] = f"{type(error).__name__}: {str(error)[:120]}"
+                result[f"{batch.num_rows} rows, {shape}"] = cells
+                print(f"  {batch.num_rows} rows, {shape!s:14} {cells}", flush=True)
         return result
 
     # tune

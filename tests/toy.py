@@ -6,19 +6,22 @@ every mistake in slots, masks, commits or prefix sharing either fails at once or
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.forward import Decoder, ForwardBatch, ForwardOutput
+from paceline.core.forward import ForwardBatch, ForwardOutput, Target
 from paceline.core.kv_tensor import allocate_kv
 from paceline.core.model_config import ModelConfig
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.engine.core import EngineCore
 from paceline.engine.scheduler import SchedulerConfig
+from paceline.models.padded_decoder import PaddedDecoder
+from paceline.models.plain_passes import DrawingDecoder, PlainPasses
+from paceline.models.static_inputs import PassRoom
 from paceline.spec.engine_parts import Services
 from paceline.spec.speculator import Speculator
 from paceline.verifiers import make_verifier
@@ -45,6 +48,7 @@ class ToyDecoder:
     dtype = torch.float32
     device = torch.device("cpu")
     batch_invariant = True
+    draws_tokens = False
     num_threads = None
     handle = None
 
@@ -125,16 +129,25 @@ def toy_core(
     prefix_caching: bool = True,
     sharpness: float = 3.0,
     max_token_delay_s: float | None = None,
-    decoder: Decoder | None = None,  # another model with VOCAB tokens
+    decoder: Target | None = None,  # another model with VOCAB tokens
+    sizes: Sequence[int] | None = None,  # passes padded to these draw their tokens (models/plain_passes.py)
+    capture: Callable[[PassRoom], PaddedDecoder] | None = None,  # as LoadedModel.capture
 ) -> EngineCore:
     decoder = decoder or ToyDecoder(sharpness)
     kv_cache = allocate_kv(decoder.config, num_blocks * block_size, decoder.dtype, decoder.device)
     kv_cache.fill_(-1)  # a slot that nobody wrote has no position
+    room = PassRoom(kv_cache, block_size, num_blocks, max_num_seqs)
+    if capture is not None:
+        decoder = capture(room)
+    elif sizes is not None:
+        drawing = DrawingDecoder(decoder)
+        decoder = PaddedDecoder(drawing, PlainPasses(drawing), room, sizes)
     services = Services(
         vocab_size=VOCAB,
         max_model_len=num_blocks * block_size,
         block_size=block_size,
         num_slots=num_blocks * block_size,
+        device=decoder.device,
         decoder=decoder,
         kv_cache=kv_cache,
         tokenizer=ToyTokenizer(),

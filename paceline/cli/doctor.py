@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from paceline.cli.options import add_model_arguments, model_options
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from paceline.core.forward import ForwardBatch
@@ -116,7 +115,7 @@ def pass_costs(model: "LoadedModel", kernels: dict[str, Any], context: int, repe
     slots = num_blocks * BLOCK_SIZE
     shape = (config.num_layers, 2, slots, config.num_kv_heads, config.head_dim)
     cache = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
-    batches = {rows: chain_pass(rows, context, num_blocks, config.vocab_size, decoder.device) for rows in ROWS}
+    batches = {rows: chain_pass(rows, context, num_blocks, config.vocab_size) for rows in ROWS}
     times: dict[int, list[float]] = {rows: [] for rows in ROWS}
     for batch in batches.values():
         _time_pass(decoder, batch, cache)  # warm up
@@ -156,9 +155,7 @@ def _time_pass(decoder: Any, batch: "ForwardBatch", cache: "Tensor") -> float:
     return time.perf_counter() - started
 
 
-def chain_pass(
-    rows: int, context: int, num_blocks: int, vocab_size: int, device: "torch.device | str" = "cpu"
-) -> "ForwardBatch":
+def chain_pass(rows: int, context: int, num_blocks: int, vocab_size: int) -> "ForwardBatch":
     """The pass that verifies a draft chain: the last committed token after `context` others, then rows - 1 nodes."""
     import torch
 
@@ -168,7 +165,7 @@ def chain_pass(
     generator = torch.Generator().manual_seed(rows)
     tokens = torch.randint(0, vocab_size, (rows,), generator=generator).tolist()
     chain = RequestRows(range(num_blocks), tokens[:1], context, DraftTree.chain(tokens[1:]), num_wanted=rows)
-    return pack([chain], BLOCK_SIZE, torch.device(device))
+    return pack([chain], BLOCK_SIZE)
 
 
 def _print(report: dict[str, Any]) -> None:

@@ -12,13 +12,24 @@ context_lens = number of committed tokens, parents = row of its parent node, or 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDraws:
+    """How the token of each logits row is drawn, for a decoder that draws by itself (`Decoder.draws_tokens`)."""
+
+    temperatures: NDArray[np.float32]  # [num_logits]; 0: the likeliest token
+    seeds: NDArray[np.int64]  # [num_logits]: the request's seed, its 64 bits read as a signed number
+    positions: NDArray[np.int32]  # [num_logits]: the place in its text that the token will have
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +45,41 @@ class ForwardBatch:
     cu_query: Tensor  # [requests + 1] int32: rows [cu_query[r], cu_query[r+1]) are request r's
     logits_rows: Tensor  # [num_logits] int32: rows whose logits are wanted
     block_size: int
+    draws: TokenDraws | None = None  # None: no tokens are wanted; only for a decoder that draws
+    wants_logits: bool = True  # a decoder that draws may leave them out where nobody reads them
 
     @property
     def num_rows(self) -> int:
         return self.token_ids.shape[0]
 
+    def to(self, device: torch.device) -> "ForwardBatch":
+        """The same batch with its tensors there. They are made on the host (core/packing.py)."""
+        if self.token_ids.device.type == device.type:
+            return self
+        return replace(
+            self,
+            token_ids=self.token_ids.to(device),
+            positions=self.positions.to(device),
+            slot_mapping=self.slot_mapping.to(device),
+            context_lens=self.context_lens.to(device),
+            parents=self.parents.to(device),
+            is_node=self.is_node.to(device),
+            req_ids=self.req_ids.to(device),
+            block_tables=self.block_tables.to(device),
+            cu_query=self.cu_query.to(device),
+            logits_rows=self.logits_rows.to(device),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class ForwardOutput:
-    logits: Tensor  # [num_logits, vocab] float32
+    logits: Tensor  # [num_logits, vocab] float32, until the next pass; [0, vocab] where nobody wanted them
     hidden: Tensor | None = None
     """[rows, len(hidden_layers), hidden_size], where hidden states were asked for.
 
     Layer id i in 0..N-1 is the residual stream entering layer i, N the one leaving the last layer, and
     N+1 is after the final norm."""
+    tokens: list[int | None] | None = None  # [num_logits], where draws were given; None: this row cannot be sampled
 
 
 class Decoder(Protocol):
@@ -57,13 +89,14 @@ class Decoder(Protocol):
     dtype: torch.dtype  # of the KV cache
     device: torch.device
     batch_invariant: bool  # the bits of a row's logits do not depend on what else is in the pass
+    draws_tokens: bool  # it honours ForwardBatch.draws
 
     @property
     def num_threads(self) -> int | None: ...  # of its own kernels; None where PyTorch's or a GPU's compute
 
     def forward(
         self,
-        batch: ForwardBatch,
+        batch: ForwardBatch,  # on the host or on its device
         kv_cache: Tensor,  # [layers, 2 (keys, values), slots, kv heads, head dim]
         *,
         hidden_layers: Sequence[int] = (),

@@ -3,7 +3,7 @@
 A request's rows are its tokens at positions [start, start + len(token_ids)), then the nodes of a draft that hangs on
 the last of them. Token i is written to the request's slot i; node j of a request with n tokens to its slot n + j.
 
->>> batch = pack([RequestRows(block_ids=[7], token_ids=[3, 4], start=0)], block_size=16, device=torch.device("cpu"))
+>>> batch = pack([RequestRows(block_ids=[7], token_ids=[3, 4], start=0)], block_size=16)
 >>> batch.positions.tolist(), batch.slot_mapping.tolist(), batch.logits_rows.tolist()
 ([0, 1], [112, 113], [1])
 """
@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from paceline.core.forward import ForwardBatch
 from paceline.core.tree import EMPTY_TREE, DraftTree
@@ -46,7 +45,8 @@ class RequestRows:
         return len(self.token_ids) + len(self.nodes)
 
 
-def pack(entries: Sequence[RequestRows], block_size: int, device: torch.device) -> ForwardBatch:
+def pack(entries: Sequence[RequestRows], block_size: int) -> ForwardBatch:
+    """On the host: a decoder brings it to its device, in the way that it does that best."""
     num_rows = sum(entry.num_rows for entry in entries)
     max_blocks = max(len(entry.block_ids) for entry in entries)
     rows = np.empty((7, num_rows), dtype=np.int32)
@@ -62,6 +62,16 @@ def pack(entries: Sequence[RequestRows], block_size: int, device: torch.device) 
         middle, end = begin + len(entry.token_ids), begin + entry.num_rows
         table = block_tables[i, : len(entry.block_ids)]
         table[:] = entry.block_ids
+        req_ids[begin:end] = i
+        wanted.extend(range(end - entry.num_wanted, end))
+        cu_query[i + 1] = end
+        if (
+            end - begin == 1 and not entry.nodes
+        ):  # plain decoding: numbers, because arrays of one take ten times as long
+            token_ids[begin], positions[begin], context_lens[begin] = entry.token_ids[0], entry.start, num_tokens
+            slots[begin] = entry.block_ids[entry.start // block_size] * block_size + entry.start % block_size
+            begin = end
+            continue
         # [begin, middle) committed tokens
         committed = np.arange(entry.start, num_tokens, dtype=np.int32)
         token_ids[begin:middle] = entry.token_ids
@@ -84,38 +94,21 @@ def pack(entries: Sequence[RequestRows], block_size: int, device: torch.device) 
                 positions[middle:end] = depths - 1 + np.asarray(entry.nodes_at.contexts, dtype=np.int32)
                 context_lens[middle:end] = entry.nodes_at.contexts
                 slots[middle:end] = entry.nodes_at.slots
-        req_ids[begin:end] = i
-        wanted.extend(range(end - entry.num_wanted, end))
-        cu_query[i + 1] = begin = end
-    return _on_device(rows, block_tables, cu_query, np.asarray(wanted, dtype=np.int32), block_size, device)
+        begin = end
+    return ForwardBatch(
+        token_ids=torch.from_numpy(token_ids),
+        positions=torch.from_numpy(positions),
+        slot_mapping=torch.from_numpy(slots),
+        context_lens=torch.from_numpy(context_lens),
+        parents=torch.from_numpy(parents),
+        is_node=torch.from_numpy(is_node).bool(),
+        req_ids=torch.from_numpy(req_ids),
+        block_tables=torch.from_numpy(block_tables),
+        cu_query=torch.from_numpy(cu_query),
+        logits_rows=torch.from_numpy(np.asarray(wanted, dtype=np.int32)),
+        block_size=block_size,
+    )
 
 
 def _slots(indices: IntArray, table: IntArray, block_size: int) -> IntArray:
     return table[indices // block_size] * np.int32(block_size) + indices % np.int32(block_size)
-
-
-def _on_device(
-    rows: IntArray,  # [7, rows]: sent in one copy
-    block_tables: IntArray,
-    cu_query: IntArray,
-    logits_rows: IntArray,
-    block_size: int,
-    device: torch.device,
-) -> ForwardBatch:
-    def tensor(values: IntArray) -> Tensor:
-        return torch.from_numpy(values).to(device)
-
-    token_ids, positions, slots, context_lens, parents, is_node, req_ids = tensor(rows)
-    return ForwardBatch(
-        token_ids=token_ids,
-        positions=positions,
-        slot_mapping=slots,
-        context_lens=context_lens,
-        parents=parents,
-        is_node=is_node.bool(),
-        req_ids=req_ids,
-        block_tables=tensor(block_tables),
-        cu_query=tensor(cu_query),
-        logits_rows=tensor(logits_rows),
-        block_size=block_size,
-    )

@@ -2,11 +2,13 @@
 
 import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from paceline.core.kv_tensor import allocate_kv
 from paceline.engine.config import EngineConfig, ResolvedConfig, resolve_config
@@ -14,6 +16,8 @@ from paceline.engine.core import EngineCore
 from paceline.engine.processor import Processor
 from paceline.engine.scheduler import SchedulerConfig
 from paceline.models.loader import LoadedModel, load_model
+from paceline.models.padded_decoder import PaddedDecoder
+from paceline.models.static_inputs import PassRoom
 from paceline.spec.auto.default_members import CANNOT_BUILD
 from paceline.spec.config.speculative_config import SpeculativeConfig
 from paceline.spec.engine_parts import Services
@@ -22,6 +26,9 @@ from paceline.verifiers import Verifier, make_verifier
 
 logger = logging.getLogger("paceline")
 
+CAPTURED_DRAFT_SLOTS = (
+    256  # past the context: four times the nodes of the largest draft that any method makes by itself
+)
 DEFAULT_SPECULATION = {"method": "auto"}  # when the user says nothing; {"method": "none"} is plain decoding
 
 
@@ -52,6 +59,8 @@ def build_engine(
     )
     num_slots = config.num_kv_blocks * config.block_size
     kv_cache = allocate_kv(decoder.config, num_slots, decoder.dtype, decoder.device)
+    captured = None if loaded.capture is None else loaded.capture(pass_room(config, kv_cache))
+    decoder = captured or decoder
     services = Services(
         vocab_size=decoder.config.vocab_size,
         max_model_len=config.max_model_len,
@@ -63,6 +72,8 @@ def build_engine(
         tokenizer=loaded.tokenizer,
     )
     speculator = make_speculator(speculative, services, may_fall_back=speculative_config is None)
+    if captured is not None:
+        prepare(captured, speculator.needs.hidden_layers)
     core = EngineCore(
         model=decoder,
         text_decoder=loaded.tokenizer,
@@ -82,6 +93,22 @@ def build_engine(
         seed,
     )
     return Engine(core, processor, loaded, config)
+
+
+def prepare(decoder: PaddedDecoder, hidden_layers: Sequence[int]) -> None:
+    """Capture what decoding needs now, and not in the first requests: with hidden states for drafters, and without for
+    steps in which none of them drafts."""
+    begin_s = time.perf_counter()
+    for wanted in {(), tuple(hidden_layers)}:
+        decoder.prepare(wanted)
+    logger.info("%d sizes of pass are ready, after %.1f s", len(decoder.sizes), time.perf_counter() - begin_s)
+
+
+def pass_room(config: ResolvedConfig, kv_cache: Tensor) -> PassRoom:
+    """For captured passes. A request's blocks also hold the nodes of its draft; longer tables are not captured."""
+    num_slots = config.max_model_len + CAPTURED_DRAFT_SLOTS
+    max_blocks = min(config.num_kv_blocks, -(-num_slots // config.block_size))
+    return PassRoom(kv_cache, config.block_size, max_blocks, config.max_num_seqs)
 
 
 def make_speculator(config: SpeculativeConfig | None, services: Services, *, may_fall_back: bool) -> Speculator:

@@ -32,6 +32,7 @@ from paceline.kv.manager import KVCacheManager
 from paceline.kv.storage import move_slots
 from paceline.spec.proposer import Needs, RequestPass, StepContext
 from paceline.spec.speculator import Speculator
+from paceline.verifiers.sample_match import follow_tokens
 from paceline.verifiers.verifier import Verifier
 
 logger = logging.getLogger("paceline")
@@ -110,7 +111,12 @@ class EngineCore:
             return []
         begin_s = self.clock.now()
         with self.clock.phase("execute"):
-            output = self.runner.execute(plan.scheduled, needs.hidden_layers)
+            output = self.runner.execute(
+                plan.scheduled,
+                needs.hidden_layers,
+                draws_tokens=self.verifier.takes_tokens,
+                wants_logits=needs.logits or not self.verifier.takes_tokens,
+            )
         with self.clock.phase("verify"):
             results = self._verify(plan.scheduled, output)
         self.scheduler.note_pass(plan.scheduled, self.clock.now() - begin_s)
@@ -144,6 +150,10 @@ class EngineCore:
                 results[i] = record_prompt_logprobs(entry, prompt_logits)
             if entry.reaches_end and results[i] is None:
                 entry.request.sampling_s = 0.0
+                drawn = output.drawn[i]
+                if drawn is not None:
+                    results[i] = follow_tokens(entry.draft, drawn)
+                    continue
                 ready.append(i)
                 rows.append(range(logits_rows.stop - num_verified, logits_rows.stop))
         if not ready:

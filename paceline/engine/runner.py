@@ -2,28 +2,36 @@
 
 Rows of a request: its committed tokens without KV, then the nodes of its draft. Logits are computed only for rows that
 somebody reads: the last token's and the nodes' (and every prompt row where prompt log-probabilities were asked for).
+
+A model may draw the tokens of these rows by itself (`Decoder.draws_tokens`). It does so for every request whose options
+are greedy or a temperature alone, whatever the others in the pass ask for, so that one and the same code always draws a
+request's tokens; logits are then written only where somebody needs them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
 
-from paceline.core.forward import Decoder
+from paceline.core.forward import Decoder, TokenDraws
 from paceline.core.packing import RequestRows, pack
 from paceline.engine.scheduler import ScheduledRequest
+from paceline.ops.sampling import drawn_from_logits_alone
 
 
 @dataclass(slots=True)
 class PassOutput:
     """A pass's results, and which of its rows belong to whom."""
 
-    logits: Tensor  # [logits rows, vocab] float32
+    logits: Tensor  # [logits rows, vocab] float32; [0, vocab] where nobody wanted them
     hidden: Tensor | None  # [rows, len(hidden_layers), hidden size]
     hidden_layers: tuple[int, ...]
     first_rows: list[int]  # of each scheduled request, in the pass
     logits_rows: list[range]  # of each scheduled request, in `logits`: its prompt rows where asked for, root, nodes
+    drawn: list[list[int | None] | None]
+    """Of each scheduled request: the tokens that the model drew at its root and its nodes (None where that row cannot
+    be sampled); None where they are to be chosen from the logits."""
 
 
 class ModelRunner:
@@ -32,19 +40,65 @@ class ModelRunner:
         self.kv_cache = kv_cache
         self.block_size = block_size
 
-    def execute(self, scheduled: Sequence[ScheduledRequest], hidden_layers: Sequence[int] = ()) -> PassOutput:
+    def execute(
+        self,
+        scheduled: Sequence[ScheduledRequest],
+        hidden_layers: Sequence[int] = (),
+        *,
+        draws_tokens: bool = False,  # take the tokens that the model draws, where it does
+        wants_logits: bool = True,  # by somebody else than whoever chooses tokens
+    ) -> PassOutput:
         entries = [_rows(entry) for entry in scheduled]
-        batch = pack(entries, self.block_size, self.model.device)
+        batch = pack(entries, self.block_size)
+        is_drawn = [False] * len(scheduled)
+        if draws_tokens and self.model.draws_tokens:
+            vocab_size = self.model.config.vocab_size
+            is_drawn = [entry.reaches_end and drawn_from_logits_alone(entry.request, vocab_size) for entry in scheduled]
+            wants_logits = wants_logits or any(
+                rows.num_wanted > (1 + len(entry.draft) if drawn else 0)
+                for entry, rows, drawn in zip(scheduled, entries, is_drawn, strict=True)
+            )
+            batch = replace(batch, draws=token_draws(scheduled, entries, is_drawn), wants_logits=wants_logits)
         output = self.model.forward(batch, self.kv_cache, hidden_layers=hidden_layers)
         ends = np.cumsum([entry.num_wanted for entry in entries]).tolist()
         first_rows = np.cumsum([0, *(entry.num_rows for entry in entries)]).tolist()
+        tokens = output.tokens or []
+        drawn = [
+            tokens[end - 1 - len(entry.draft) : end] if by_model else None
+            for entry, end, by_model in zip(scheduled, ends, is_drawn, strict=True)
+        ]
         return PassOutput(
             output.logits,
             output.hidden,
             tuple(hidden_layers),
             first_rows[:-1],
             [range(end - entry.num_wanted, end) for end, entry in zip(ends, entries, strict=True)],
+            drawn,
         )
+
+
+def token_draws(
+    scheduled: Sequence[ScheduledRequest], entries: Sequence[RequestRows], is_drawn: Sequence[bool]
+) -> TokenDraws:
+    """For every logits row; those of requests that the model does not draw for are greedy, and nobody looks."""
+    temperatures: list[float] = []
+    seeds: list[int] = []
+    positions: list[int] = []
+    for entry, rows, drawn in zip(scheduled, entries, is_drawn, strict=True):
+        request, params, count = entry.request, entry.request.sampling_params, rows.num_wanted
+        temperatures += [params.temperature if drawn and not params.greedy else 0.0] * count
+        seeds += [(request.seed + _HALF) % (2 * _HALF) - _HALF] * count
+        num_tokens = request.num_tokens
+        positions += [0] * (count - 1 - len(entry.draft))  # prompt rows
+        if count:
+            positions.append(num_tokens)
+            positions += [num_tokens + depth for depth in entry.draft.depths()]
+    return TokenDraws(
+        np.array(temperatures, dtype=np.float32), np.array(seeds, dtype=np.int64), np.array(positions, dtype=np.int32)
+    )
+
+
+_HALF = 1 << 63
 
 
 def _rows(entry: ScheduledRequest) -> RequestRows:

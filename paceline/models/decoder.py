@@ -47,6 +47,7 @@ class Layer:
 
 class Decoder:
     num_threads = None  # PyTorch's
+    draws_tokens = False
     handle = None  # nothing native
 
     def __init__(
@@ -88,6 +89,7 @@ class Decoder:
     ) -> ForwardOutput:
         """One pass. `layers` runs only these (self-speculation); the stream passes the others unchanged."""
         active = self.active_layers(layers, hidden_layers)
+        batch = batch.to(self.device)
         positions = batch.positions.long()
         cos, sin = self.cos[positions], self.sin[positions]  # [rows, head_dim / 2]
         plan = self._kernels.plan(batch)

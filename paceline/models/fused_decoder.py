@@ -19,6 +19,7 @@ from torch import Tensor
 
 from paceline.core.forward import ForwardBatch, ForwardOutput
 from paceline.models.decoder import Decoder, Linear
+from paceline.models.static_inputs import aligned, read_tokens
 from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_logits, norm_head_tokens
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
@@ -26,7 +27,7 @@ from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
 from paceline.ops.triton.product import NO_PDL
 from paceline.ops.triton.rms_norm import rms_norm
 from paceline.ops.triton.split_attention import AttentionRows, AttentionScratch, split_tree_attention
-from paceline.ops.triton.tiles import ROWS, Tile, tile_for, widened
+from paceline.ops.triton.tiles import ROWS, Tile, row_tile_for, tile_for, widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class PassBuffers:
     arrivals: Tensor  # int32 zeros: how many of them are there
     scores: Tensor  # [rows, shares of the vocabulary] float32
     score_ids: Tensor  # [rows, shares of the vocabulary] int32
+    picked: Tensor  # [2, at least rows] int32: tokens and the bits of token_scores, to be read in one copy
     tokens: Tensor  # [rows] int32: what write_tokens chose
     token_scores: Tensor  # [rows] float32: not finite where a row cannot be sampled
 
@@ -52,38 +54,57 @@ class Tiles:
     down: Tile
     head: Tile
 
-    def widened(self) -> "Tiles":
-        return Tiles(
-            qkv=widened(self.qkv, normed=True),
-            output=widened(self.output, normed=False),
-            gate_up=widened(self.gate_up, normed=True),
-            down=widened(self.down, normed=False),
-            head=widened(self.head, normed=True),
-        )
-
 
 def model_tiles(decoder: Decoder) -> Tiles:
+    return Tiles(*(tile_for(weight.shape[0], weight.shape[1], weight.dtype) for weight in _weights(decoder)))
+
+
+def wide_tiles(decoder: Decoder, tiles: Tiles, num_rows: int) -> Tiles:
+    """For programs of many rows in a pass of `num_rows`; the same bits."""
+    qkv, output, gate_up, down, head = (weight.shape[0] for weight in _weights(decoder))
+    return Tiles(
+        qkv=widened(tiles.qkv, qkv, num_rows, normed=True),
+        output=widened(tiles.output, output, num_rows, normed=False),
+        gate_up=widened(tiles.gate_up, gate_up, num_rows, normed=True),
+        down=widened(tiles.down, down, num_rows, normed=False),
+        head=widened(tiles.head, head, num_rows, normed=True),
+    )
+
+
+def _weights(decoder: Decoder) -> list[Tensor]:
     layer = decoder.layers[0]
-    weights = [linear.weight for linear in (layer.qkv, layer.output, layer.gate_up, layer.down, decoder.head)]
-    return Tiles(*(tile_for(weight.shape[0], weight.shape[1], weight.dtype) for weight in weights))
+    return [linear.weight for linear in (layer.qkv, layer.output, layer.gate_up, layer.down, decoder.head)]
 
 
 class FusedDecoder:
     batch_invariant = True
+    draws_tokens = True
+    num_threads = None  # a GPU's
+    handle = None  # nothing native
 
-    def __init__(self, base: Decoder, *, pdl: int = NO_PDL, row_tile: int = ROWS, tiles: Tiles | None = None) -> None:
-        """`pdl`: programmatic dependent launch, see ops/triton/product.py."""
+    def __init__(
+        self, base: Decoder, *, pdl: int = NO_PDL, row_tile: int | None = None, tiles: Tiles | None = None
+    ) -> None:
+        """`pdl`: programmatic dependent launch, see ops/triton/product.py. `row_tile`: rows of a program; None: by the
+        number of rows of the pass."""
         config = base.config
         self.base, self.config, self.dtype, self.device = base, config, base.dtype, base.device
         self.pdl, self.row_tile = pdl, row_tile
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         self.tiles = tiles or model_tiles(base)
-        if row_tile > ROWS:
-            self.tiles = self.tiles.widened()
+        self._cuts: dict[int, tuple[int, Tiles]] = {}
         self._head_norms = [
             torch.stack([layer.q_norm, layer.k_norm]) if layer.q_norm is not None and layer.k_norm is not None else None
             for layer in base.layers
         ]
+
+    def cut(self, num_rows: int) -> tuple[int, Tiles]:
+        """How a pass of so many rows is cut into programs: rows of one, and tiles. The bits are the same for all."""
+        if num_rows not in self._cuts:
+            row_tile = row_tile_for(num_rows) if self.row_tile is None else self.row_tile
+            tiles = self.tiles if row_tile == ROWS else wide_tiles(self.base, self.tiles, num_rows)
+            self._cuts[num_rows] = (row_tile, tiles)
+        return self._cuts[num_rows]
 
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         return self.base.vocabulary_rows(ids, head=head)
@@ -91,9 +112,10 @@ class FusedDecoder:
     def allocate(self, num_rows: int, max_splits: int) -> PassBuffers:
         """Room for a pass of `num_rows` rows over contexts of up to `max_splits` (AttentionRows.max_splits)."""
         config, device, dtype = self.config, self.device, self.dtype
-        heads, tiles = self.heads, self.tiles
+        heads, tiles = self.heads, self.tiles  # wide tiles need no more room
         splits = [split_sizes(num_rows, config.hidden_size, tile) for tile in (tiles.output, tiles.down)]
         shares = head_tiles(config.vocab_size, tiles.head)
+        picked = torch.empty(2, aligned(num_rows), dtype=torch.int32, device=device)
 
         def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -108,8 +130,9 @@ class FusedDecoder:
             arrivals=torch.zeros(max(count for _, count in splits), dtype=torch.int32, device=device),
             scores=empty(num_rows, shares, dtype=torch.float32),
             score_ids=empty(num_rows, shares, dtype=torch.int32),
-            tokens=empty(num_rows, dtype=torch.int32),
-            token_scores=empty(num_rows, dtype=torch.float32),
+            picked=picked,
+            tokens=picked[0, :num_rows],
+            token_scores=picked[1, :num_rows].view(torch.float32),
         )
 
     @torch.no_grad()
@@ -147,10 +170,11 @@ class FusedDecoder:
 
     def launch_qkv(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
         base, layer = self.base, self.base.layers[i]
+        row_tile, tiles = self.cut(buffers.hidden.shape[0])
         norm_qkv_rope(
             buffers.hidden, layer.input_norm, layer.qkv.weight, layer.qkv.bias, self._head_norms[i], base.cos, base.sin,
-            rows.positions, rows.slots, buffers.query, kv_layer, self.heads, self.config.rms_norm_eps, self.tiles.qkv,
-            pdl=self.pdl, row_tile=self.row_tile,
+            rows.positions, rows.slots, buffers.query, kv_layer, self.heads, self.config.rms_norm_eps, tiles.qkv,
+            pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
 
     def launch_attention(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
@@ -160,22 +184,25 @@ class FusedDecoder:
         )
 
     def launch_output(self, i: int, buffers: PassBuffers) -> None:
-        self._add(buffers.mixed.flatten(1), self.base.layers[i].output, self.tiles.output, buffers)
+        row_tile, tiles = self.cut(buffers.hidden.shape[0])
+        self._add(buffers.mixed.flatten(1), self.base.layers[i].output, tiles.output, row_tile, buffers)
 
     def launch_gate_up(self, i: int, buffers: PassBuffers) -> None:
         layer = self.base.layers[i]
+        row_tile, tiles = self.cut(buffers.hidden.shape[0])
         norm_gate_up_silu(
             buffers.hidden, layer.mlp_norm, layer.gate_up.weight, layer.gate_up.bias, buffers.activation,
-            self.config.rms_norm_eps, self.tiles.gate_up, pdl=self.pdl, row_tile=self.row_tile,
+            self.config.rms_norm_eps, tiles.gate_up, pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
 
     def launch_down(self, i: int, buffers: PassBuffers) -> None:
-        self._add(buffers.activation, self.base.layers[i].down, self.tiles.down, buffers)
+        row_tile, tiles = self.cut(buffers.hidden.shape[0])
+        self._add(buffers.activation, self.base.layers[i].down, tiles.down, row_tile, buffers)
 
-    def _add(self, x: Tensor, linear: Linear, tile: Tile, buffers: PassBuffers) -> None:
+    def _add(self, x: Tensor, linear: Linear, tile: Tile, row_tile: int, buffers: PassBuffers) -> None:
         linear_residual(
             x, linear.weight, linear.bias, buffers.hidden, buffers.parts, buffers.arrivals, tile,
-            pdl=self.pdl, row_tile=self.row_tile,
+            pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
 
     def _keep(self, i: int, hidden: Tensor, hidden_layers: Sequence[int], features: Tensor | None) -> None:
@@ -186,17 +213,19 @@ class FusedDecoder:
 
     def write_logits(self, wanted: Tensor, logits: Tensor, buffers: PassBuffers) -> None:
         """Logits [len(wanted), vocab] float32 of these rows, after `run`."""
+        row_tile, tiles = self.cut(wanted.shape[0])
         norm_head_logits(
             buffers.hidden, wanted, self.base.final_norm, self.base.head.weight, logits, self.config.rms_norm_eps,
-            self.tiles.head, pdl=self.pdl, row_tile=self.row_tile,
+            tiles.head, pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
 
     def write_tokens(self, wanted: Tensor, noise: RowNoise | None, buffers: PassBuffers) -> None:
         """`buffers.tokens[: len(wanted)]`: the token of each of these rows, after `run`, without logits in memory."""
+        row_tile, tiles = self.cut(wanted.shape[0])
         norm_head_tokens(
             buffers.hidden, wanted, self.base.final_norm, self.base.head.weight, buffers.scores, buffers.score_ids,
-            buffers.tokens, buffers.token_scores, noise, self.config.rms_norm_eps, self.tiles.head,
-            pdl=self.pdl, row_tile=self.row_tile,
+            buffers.tokens, buffers.token_scores, noise, self.config.rms_norm_eps, tiles.head,
+            pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
 
     @torch.no_grad()
@@ -209,6 +238,7 @@ class FusedDecoder:
         layers: Sequence[int] | None = None,
     ) -> ForwardOutput:
         """One pass with room of its own, as Decoder.forward."""
+        batch = batch.to(self.device)
         rows = attention_rows(batch)
         buffers = self.allocate(batch.num_rows, rows.max_splits())
         shape = (batch.num_rows, len(hidden_layers), self.config.hidden_size)
@@ -217,10 +247,21 @@ class FusedDecoder:
             batch.token_ids, rows, kv_cache, buffers, hidden_layers=hidden_layers, features=features, layers=layers
         )
         wanted = batch.logits_rows
-        logits = torch.empty(len(wanted), self.config.vocab_size, dtype=torch.float32, device=self.device)
-        if len(wanted):
+        num_logits = len(wanted) if batch.wants_logits else 0
+        logits = torch.empty(num_logits, self.config.vocab_size, dtype=torch.float32, device=self.device)
+        if num_logits:
             self.write_logits(wanted, logits, buffers)
-        return ForwardOutput(logits, features)
+        tokens: list[int | None] | None = None
+        if batch.draws is not None and len(wanted):
+            draws = batch.draws
+            noise = RowNoise(
+                torch.from_numpy(draws.temperatures).to(self.device),
+                torch.from_numpy(draws.seeds).to(self.device),
+                torch.from_numpy(draws.positions).to(self.device),
+            )
+            self.write_tokens(wanted, noise, buffers)
+            tokens = read_tokens(buffers.picked[:, : len(wanted)].cpu())
+        return ForwardOutput(logits, features, tokens)
 
 
 def attention_rows(batch: ForwardBatch) -> AttentionRows:
@@ -229,7 +270,7 @@ def attention_rows(batch: ForwardBatch) -> AttentionRows:
         slots=batch.slot_mapping,
         context_lens=batch.context_lens,
         parents=batch.parents,
-        is_node=batch.is_node,
+        is_node=batch.is_node.int(),  # as in static inputs, so that one compiled kernel serves both
         req_ids=batch.req_ids,
         block_tables=batch.block_tables,
         block_size=batch.block_size,

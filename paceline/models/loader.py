@@ -6,6 +6,7 @@
 
 import importlib.util
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,9 @@ from paceline.models.decoder import Decoder
 from paceline.models.gguf_file import GgufFile
 from paceline.models.hf import read_folder
 from paceline.models.layout import check_weights
+from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.resolve import resolve_model
+from paceline.models.static_inputs import PassRoom
 from paceline.models.tokenizer import Tokenizer
 
 logger = logging.getLogger("paceline")
@@ -31,6 +34,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 DEVICES = ("auto", "cpu", "cuda")
 KERNELS = ("auto", "native", "torch")
 TRITON_CAPABILITY = (8, 0)  # the first with bfloat16 in its tensor cores, and what Triton still supports
+FUSED_HEAD_DIM = 256  # the largest whose keys and values fit into shared memory beside each other
 TRITON_HEAD_DIM = 16  # the smallest side of a product in tensor cores
 
 
@@ -42,6 +46,7 @@ class LoadedModel:
     decoder: Target
     tokenizer: Tokenizer
     execution: str  # how it computes, in one line for people
+    capture: Callable[[PassRoom], PaddedDecoder] | None = None  # where an engine should run it as captured passes
 
 
 def load_model(
@@ -69,6 +74,7 @@ def load_model(
     tokenizer = load_tokenizer(path)
     weights = load_weights(path, config, keep_quantized=quantization == "gguf")
     decoder: Target
+    capture: Callable[[PassRoom], PaddedDecoder] | None = None
     if use_native:
         from paceline.models.native import NativeDecoder
 
@@ -78,7 +84,18 @@ def load_model(
             torch.set_num_threads(num_threads)
         invariant = _batch_invariant(batch_invariant, target, config)
         decoder = Decoder(config, weights, dtype=torch_dtype, device=target, batch_invariant=invariant)
-    return LoadedModel(model, path, config, decoder, tokenizer, _execution(decoder, quantization))
+        if invariant and target.type == "cuda" and kernels == "auto" and config.head_dim <= FUSED_HEAD_DIM:
+            decoder, capture = _fused(decoder)
+    return LoadedModel(model, path, config, decoder, tokenizer, _execution(decoder, quantization), capture)
+
+
+def _fused(decoder: Decoder) -> tuple[Target, Callable[[PassRoom], PaddedDecoder]]:
+    """The decoder on the fused kernels, and how an engine captures its passes."""
+    from paceline.models.captured_passes import CapturedPasses  # triton exists only where CUDA does
+    from paceline.models.fused_decoder import FusedDecoder
+
+    fused = FusedDecoder(decoder)
+    return fused, lambda room: PaddedDecoder(fused, CapturedPasses(fused), room)
 
 
 def load_config(path: Path) -> ModelConfig:
@@ -136,8 +153,9 @@ def _quantization(asked: str | None, path: Path, dtype: str, use_native: bool) -
 def _batch_invariant(asked: bool | None, device: torch.device, config: ModelConfig) -> bool:
     """Which of PyTorch's kernels and the batch-invariant ones compute; the native kernels are always invariant.
 
-    On CUDA the Triton kernels are the default: on an H200 they were faster than PyTorch's at batch 1 and 3 % slower at
-    batch 32. On a CPU the invariant ones go row by row, so they must be asked for."""
+    On CUDA they are the default: the fused Triton kernels, in captured passes, and without them the plain Triton ones,
+    which were faster than PyTorch's at batch 1 of an H200 and 3 % slower at batch 32. On a CPU the invariant ones go
+    row by row, so they must be asked for."""
     if device.type != "cuda":
         return bool(asked)
     reason = _why_no_triton(device, config)
@@ -169,6 +187,7 @@ def _execution(decoder: Target, quantization: str | None) -> str:
     if isinstance(decoder, NativeDecoder):
         return f"native {native.instruction_set()} kernels, {weights}, {decoder.num_threads} threads, {bits}"
     kernels = "Triton" if decoder.batch_invariant and decoder.device.type == "cuda" else "PyTorch"
+    kernels = "fused Triton kernels" if decoder.draws_tokens else kernels
     return f"{kernels} on {decoder.device}, {weights}, {bits}"
 
 

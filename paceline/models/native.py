@@ -60,6 +60,7 @@ LAYER_MATRICES = {
 class NativeDecoder:
     device = torch.device("cpu")
     batch_invariant = True
+    draws_tokens = False
 
     def __init__(
         self,

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from paceline.core.faults import request_error
+from paceline.core.request import Request
 from paceline.errors import NothingToSampleError, RequestFailedError
 from paceline.ops.native.noise import race_winner
 from paceline.ops.random import Purpose, gumbel, keyed_uniform, keyed_uniform_rows, noise_key, race
 from paceline.ops.sampling_check import check_sampling
-from paceline.ops.sampling_edits import NodeRow, edit_logits, needs_edit
+from paceline.ops.sampling_edits import NodeRow, edit_logits, may_need_edit, needs_edit
 from paceline.ops.sampling_logprobs import token_logprobs
 from paceline.ops.sampling_truncate import nothing_to_sample, shortlist, truncated_scores, truncates
 from paceline.ops.sampling_types import FloatRow, Probs
@@ -35,6 +36,7 @@ __all__ = [
     "NodeRow",
     "check_sampling",
     "choose_tokens",
+    "drawn_from_logits_alone",
     "edited_logits",
     "row_noisy_scores",
     "row_probs",
@@ -51,6 +53,14 @@ def choose_tokens(rows: Sequence[NodeRow], logits: Tensor) -> list[int | Request
     if logits.device.type == "cpu":
         return [_guarded(row_token, row, logits) for row in rows]
     return _choose_on_device(rows, logits)
+
+
+def drawn_from_logits_alone(request: Request, vocab_size: int) -> bool:
+    """Whether greedy or a temperature is all there is to its sampling, so that a kernel can draw its tokens.
+
+    A property of the request and not of a row: two ways of drawing agree up to rounding, so a request keeps to one."""
+    params = request.sampling_params
+    return params.logprobs is None and not truncates(params, vocab_size) and not may_need_edit(request)
 
 
 def target_probs(rows: Sequence[NodeRow], logits: Tensor) -> list[Probs | RequestFailedError]:

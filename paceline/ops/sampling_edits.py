@@ -122,6 +122,19 @@ def needs_edit(row: NodeRow) -> bool:
     )
 
 
+def may_need_edit(request: Request) -> bool:
+    """Whether any option of this file can touch any row of the request: `needs_edit`, but the same for all of them."""
+    params = request.sampling_params
+    return bool(
+        params.min_tokens
+        or params.logit_bias
+        or params.allowed_token_ids is not None
+        or params.logits_processors
+        or request.bad_words
+        or _has_penalties(params)
+    )
+
+
 def edit_logits(row: NodeRow, logits: FloatRow) -> FloatRow:
     """The row's logits with every option of this file applied; `logits` itself stays as it is."""
     request, params = row.request, row.request.sampling_params

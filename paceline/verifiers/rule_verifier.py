@@ -19,6 +19,7 @@ class RuleVerifier:
     name: str
     rule: Callable[[DraftTree, Dice], Walk[Probs]]
     lossless: bool = True
+    takes_tokens: bool = False  # it compares distributions
 
     def verify(self, requests: Sequence[Request], drafts: Sequence[DraftTree], logits: Tensor) -> list[VerifyResult]:
         walks = [self.rule(draft, KeyedDice(request)) for request, draft in zip(requests, drafts, strict=True)]

@@ -26,6 +26,9 @@ class Verifier(Protocol):
     @property
     def lossless(self) -> bool: ...
 
+    @property
+    def takes_tokens(self) -> bool: ...  # it needs no more than the target's own token at every row (`follow_tokens`)
+
     def verify(
         self,
         requests: Sequence[Request],

@@ -39,7 +39,7 @@ class Passes:
 
     def logits(self, *parts: Part) -> Tensor:
         """[rows of all parts in order, vocab], on the CPU"""
-        batch = pack([self._rows(part) for part in parts], BLOCK_SIZE, self._decoder.device)
+        batch = pack([self._rows(part) for part in parts], BLOCK_SIZE)
         return self._decoder.forward(batch, self._kv).logits.cpu().clone()
 
     def _rows(self, part: Part) -> RequestRows:

@@ -9,13 +9,12 @@ from paceline.core.forward import ForwardBatch
 from paceline.core.packing import NodePlaces, RequestRows, pack
 from paceline.core.tree import EMPTY_TREE, DraftTree
 
-CPU = torch.device("cpu")
 TREE = DraftTree([50, 51, 52, 53], [-1, 0, 0, 1])  # two children under the first node, one under the second
 
 
 def packed(*entries: RequestRows, block_size: int = 4) -> dict[str, object]:
     """The fields of the pass, as lists."""
-    batch = pack(entries, block_size, CPU)
+    batch = pack(entries, block_size)
     values = {name: getattr(batch, name) for name in ForwardBatch.__slots__}
     return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
 
@@ -49,7 +48,7 @@ def described(*entries: RequestRows, block_size: int = 4) -> dict[str, object]:
         fields["logits_rows"] += list(range(last_row - entry.num_wanted, last_row))
         fields["cu_query"].append(last_row)
         fields["block_tables"].append([*entry.block_ids, *[0] * (most_blocks - len(entry.block_ids))])
-    return fields | {"block_size": block_size}
+    return fields | {"block_size": block_size, "draws": None, "wants_logits": True}
 
 
 def test_a_prompt_chunk_goes_on_where_the_last_one_ended() -> None:
@@ -91,12 +90,14 @@ def test_nodes_may_stand_anywhere_in_a_text_and_be_written_elsewhere() -> None:
 
 def test_rows_need_blocks_for_all_their_slots() -> None:
     with pytest.raises(IndexError):
-        pack([RequestRows([5], [10], 3, TREE)], block_size=4, device=CPU)
+        pack([RequestRows([5], [10], 3, TREE)], block_size=4)
 
 
 def test_the_kernels_integers_have_32_bits() -> None:
-    batch = pack([RequestRows([5, 2], [10], 2, TREE)], 4, CPU)
-    tensors = {name: getattr(batch, name) for name in ForwardBatch.__slots__ if name != "block_size"}
+    batch = pack([RequestRows([5, 2], [10], 2, TREE)], 4)
+    values = {name: getattr(batch, name) for name in ForwardBatch.__slots__}
+    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    assert len(tensors) == 10
     assert {name for name, tensor in tensors.items() if tensor.dtype != torch.int32} == {"is_node"}
     assert batch.is_node.dtype == torch.bool
     assert all(tensor.is_contiguous() for tensor in tensors.values())

@@ -125,7 +125,7 @@ def test_raising_logprobs_end_their_own_request(option: str, monkeypatch: pytest
 class PickyVerifier:
     """Raises for a whole batch when a condition holds for one of its requests."""
 
-    name, lossless = "picky", True
+    name, lossless, takes_tokens = "picky", True, False
 
     def __init__(self, inner: Any, refuses: Callable[[Request, DraftTree], bool]) -> None:
         self.inner, self.refuses = inner, refuses

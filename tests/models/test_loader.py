@@ -2,7 +2,7 @@
 
 import importlib.util
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +73,7 @@ class OnCuda:
     dtype: torch.dtype
     device: torch.device
     batch_invariant: bool
+    draws_tokens: bool = False
 
 
 @pytest.fixture
@@ -81,6 +82,11 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(loader, "Decoder", OnCuda)
+
+    def fused(decoder: OnCuda) -> tuple[OnCuda, object]:
+        return replace(decoder, draws_tokens=True), object()
+
+    monkeypatch.setattr(loader, "_fused", fused)
     return monkeypatch
 
 
@@ -90,6 +96,20 @@ def test_cuda_is_batch_invariant_unless_told_not_to_be(dtype: str, gguf_path: Pa
     assert default.decoder.batch_invariant and default.execution.endswith(", batch-invariant")
     fast = load_model(str(gguf_path), device="cuda", dtype=dtype, batch_invariant=False)
     assert not fast.decoder.batch_invariant and "not batch-invariant: an answer may change" in fast.execution
+
+
+def test_cuda_runs_captured_passes_of_the_fused_kernels_where_these_can_run(
+    gguf_path: Path, tmp_path: Path, gpu: object
+) -> None:
+    default = load_model(str(gguf_path), device="cuda")
+    assert default.capture is not None and default.decoder.draws_tokens and "fused" in default.execution
+    for options in ({"batch_invariant": False}, {"kernels": "torch"}):
+        other = load_model(str(gguf_path), device="cuda", **options)
+        assert other.capture is None and not other.decoder.draws_tokens
+    path = tmp_path / "large-heads.gguf"
+    write_model(path, hf_model("llama", head_dim=320, hidden_size=48, num_attention_heads=2, num_key_value_heads=1))
+    large = load_model(str(path), device="cuda")
+    assert large.capture is None and large.decoder.batch_invariant, "the plain Triton kernels take them"
 
 
 @pytest.mark.parametrize("lacks", ["the package triton", "compute capability 8.0", "heads of 8 numbers"])

@@ -3,17 +3,23 @@ Triton's interpreter on a CPU (float32 and float16; it has no arithmetic for bfl
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.core.forward import TokenDraws
 from paceline.core.tree import DraftTree
+from paceline.models.captured_passes import CapturedPasses
 from paceline.models.config import config_from_dict
 from paceline.models.decoder import Decoder
 from paceline.models.fused_decoder import FusedDecoder, attention_rows
+from paceline.models.padded_decoder import PaddedDecoder
+from paceline.models.static_inputs import PassRoom
 from paceline.ops import fused_reference, reference
 from paceline.ops.random import Purpose, keyed_uniform, noise_key
 from paceline.ops.triton import noise as triton_noise
@@ -296,3 +302,54 @@ def test_the_fused_decoder_gives_a_tree_node_the_bits_of_plain_text_and_can_skip
     batch = pool.batch(Rows(0, 20, [7]), device=DEVICE)
     skipping = fused.forward(batch, kv.clone(), layers=[1]).logits
     assert_close(skipping, plain.forward(batch, kv.clone(), layers=[1]).logits, torch.float32)
+
+
+def padded(fused: FusedDecoder, kv: Tensor, size: int, block_size: int) -> PaddedDecoder:
+    room = PassRoom(kv, block_size, max_blocks=12, max_num_seqs=4)
+    return PaddedDecoder(fused, CapturedPasses(fused), room, sizes=(size,))
+
+
+def seeded_draws(count: int) -> TokenDraws:
+    heat = np.array([0.0, 0.7, 1.3, 0.0, 5.0] * count, dtype=np.float32)[:count]
+    return TokenDraws(heat, np.arange(count, dtype=np.int64) * 2**59 - 7, np.arange(3, 3 + count, dtype=np.int32))
+
+
+@pytest.mark.parametrize("size", [7, 8, 16, 19])
+@pytest.mark.parametrize("wants_logits", [False, True])
+def test_a_padded_pass_gives_the_bits_and_tokens_of_the_unpadded_one_and_writes_its_slots_only(
+    size: int, wants_logits: bool
+) -> None:
+    config = config_from_dict(hf_config_dict("qwen3", num_hidden_layers=2, vocab_size=70))
+    fused = FusedDecoder(Decoder(config, random_weights(config), device=DEVICE))
+    pool = Pool(3, 40)
+    parts = Rows(1, 0, [3, 4]), Rows(0, 25, [7], DraftTree([1, 2, 3], [-1, 0, 0])), Rows(2, 11, [5])
+    batch = pool.batch(*parts)
+    batch = replace(batch, draws=seeded_draws(batch.num_rows), wants_logits=wants_logits)
+    start = random(2, 2, pool.num_slots, config.num_kv_heads, config.head_dim, seed=0)
+    every = tuple(range(config.num_layers + 2))
+    expected_kv, kv = start.clone(), start.clone()
+    expected = fused.forward(batch, expected_kv, hidden_layers=every)
+    decoder = padded(fused, kv, size, pool.block_size)
+    for _ in range(3):  # counters and buffers are as good after a pass as before it
+        found = decoder.forward(batch, kv, hidden_layers=every)
+        assert decoder.clock.num_eager == 0
+        assert found.tokens == expected.tokens and None not in found.tokens
+        assert found.logits.shape == expected.logits.shape and torch.equal(found.logits.to(DEVICE), expected.logits)
+        assert torch.equal(found.hidden, expected.hidden)
+        assert torch.equal(kv, expected_kv)
+    untouched = torch.ones(pool.num_slots, dtype=torch.bool)
+    untouched[batch.slot_mapping.long()] = False
+    assert torch.equal(kv[:, :, untouched], start[:, :, untouched])
+
+
+def test_the_tokens_that_a_pass_draws_are_those_of_its_logits() -> None:
+    config = config_from_dict(hf_config_dict("llama", num_hidden_layers=2, vocab_size=70))
+    fused = FusedDecoder(Decoder(config, random_weights(config), device=DEVICE))
+    pool = Pool(1, 40)
+    kv = random(2, 2, pool.num_slots, config.num_kv_heads, config.head_dim, seed=0)
+    draws = seeded_draws(10)
+    batch = replace(pool.batch(Rows(0, 5, list(range(10)))), draws=draws)
+    found = padded(fused, kv, 16, pool.block_size).forward(batch, kv)
+    drawn = (torch.from_numpy(x) for x in (draws.temperatures, draws.seeds, draws.positions))
+    scores = fused_reference.noisy_scores(found.logits.cpu(), *drawn)
+    assert found.tokens == scores.argmax(-1).tolist()

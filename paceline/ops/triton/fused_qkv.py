@@ -1,7 +1,8 @@
 """RMSNorm, the q, k and v product, bias, q/k norm, RoPE and the KV write, in one kernel.
 
 A program makes pairs of outputs of one head: RoPE turns dimension i together with i + head_dim / 2, so columns
-alternate between the two halves. With a norm on q and k a program takes a whole head.
+alternate between the two halves. With a norm on q and k a program takes a whole head. A row whose slot is negative
+(padding) writes no keys and values.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
@@ -77,8 +78,9 @@ def _qkv_kernel(
         tl.store(query + at + half, turned_second, mask=ok)
     else:
         kind, kv_head = (head - Q_HEADS) // KV_HEADS, (head - Q_HEADS) % KV_HEADS  # kind 0: keys, 1: values
-        slot = tl.load(slots + rows, mask=row_ok, other=0).to(tl.int64) + kind.to(tl.int64) * num_slots
-        at = (slot[:, None] * KV_HEADS + kv_head) * DIM + pairs[None, :]
+        slot = tl.load(slots + rows, mask=row_ok, other=-1).to(tl.int64)
+        ok = ok & (slot >= 0)[:, None]
+        at = ((slot + kind.to(tl.int64) * num_slots)[:, None] * KV_HEADS + kv_head) * DIM + pairs[None, :]
         tl.store(kv + at, turned_first, mask=ok)
         tl.store(kv + at + half, turned_second, mask=ok)
 
@@ -92,7 +94,7 @@ def norm_qkv_rope(
     cos: Tensor,  # [positions, dim / 2] float32
     sin: Tensor,
     positions: Tensor,  # [rows] int32
-    slots: Tensor,  # [rows] int32
+    slots: Tensor,  # [rows] int32; -1: not written
     query: Tensor,  # [rows, q heads, dim]: written
     kv_layer: Tensor,  # [2, slots, kv heads, dim]: rows `slots` are written
     heads: Heads,
@@ -103,7 +105,11 @@ def norm_qkv_rope(
     row_tile: int = ROWS,
 ) -> None:
     num_rows, num_in = x.shape
-    out = triton.next_power_of_2(heads.dim) if head_norms is not None else min(tile.out, heads.dim)
+    out = (
+        triton.next_power_of_2(heads.dim)
+        if head_norms is not None
+        else min(tile.out, triton.next_power_of_2(heads.dim))
+    )
     tiles = triton.cdiv(heads.dim, out)
     grid = (triton.cdiv(num_rows, row_tile), (heads.num_q + 2 * heads.num_kv) * tiles)
     _qkv_kernel[grid](

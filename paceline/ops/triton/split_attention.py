@@ -26,7 +26,7 @@ class Steps:
     """Part of the arithmetic, so the same for every pass of a model."""
 
     split: int = 128  # keys of one softmax
-    keys: int = 64  # keys of one product
+    keys: int = 128  # keys of one product
     warps: int = 4
 
 

@@ -20,20 +20,21 @@ class Tile:
     splits: int = 1  # programs that share K; their sums are added in order
 
 
-# (outputs, inputs) of a 16-bit weight -> the fastest tile found on one H200
+# (outputs, inputs) of a 16-bit weight -> the fastest tile at 16 rows that `benchmarks/gpu_kernels.py --only tune` found
+# on one H200
 MEASURED: dict[tuple[int, int], Tile] = {
     # SmolLM2-135M: qkv, output, gate and up, down, head
-    (960, 576): Tile(16, 256, 2, 5),
-    (576, 576): Tile(16, 256, 2, 3),
-    (3072, 576): Tile(32, 64, 4, 5),
-    (576, 1536): Tile(16, 512, 2, 3),
-    (49152, 576): Tile(64, 64, 2, 3),
+    (960, 576): Tile(16, 128, 2, 3),
+    (576, 576): Tile(16, 64, 2, 5),
+    (3072, 576): Tile(32, 128, 2, 3),
+    (576, 1536): Tile(16, 512, 2, 5),  # four splits take 4 % less, and their sums would go through memory
+    (49152, 576): Tile(128, 64, 4, 3),
     # Qwen2.5-1.5B
-    (2048, 1536): Tile(16, 256, 2, 5),
-    (1536, 1536): Tile(16, 256, 2, 5),
-    (17920, 1536): Tile(32, 64, 2, 5),
-    (1536, 8960): Tile(16, 512, 2, 5, splits=2),
-    (151936, 1536): Tile(32, 256, 2, 3),
+    (2048, 1536): Tile(32, 128, 2, 3),  # 1 % more than with steps of 512, which leave wide programs no shared memory
+    (1536, 1536): Tile(16, 512, 2, 3),
+    (17920, 1536): Tile(64, 128, 2, 3),
+    (1536, 8960): Tile(16, 512, 2, 3, splits=4),
+    (151936, 1536): Tile(128, 128, 2, 3),
 }
 
 MANY_OUTPUTS = 8192  # from here on 32 outputs a program still give every multiprocessor of a large GPU two programs
@@ -49,10 +50,24 @@ def tile_for(num_out: int, num_in: int, dtype: torch.dtype) -> Tile:
     return replace(tile, splits=2) if num_in >= 4096 and num_out < MANY_OUTPUTS else tile
 
 
-def widened(tile: Tile, *, normed: bool) -> Tile:
+WIDE_ROWS = 64  # rows of a program in passes of many rows, which are bound by arithmetic rather than by weights
+WIDE_FROM = 192  # rows of a pass: where programs of WIDE_ROWS take less time (measured at 128 and 512 rows)
+WIDE_OUTS = (64, 32)  # outputs of a wide program, the first that gives enough programs
+ENOUGH_PROGRAMS = 132  # one for each multiprocessor of a large GPU
+
+
+def row_tile_for(num_rows: int) -> int:
+    """Rows of a program in a pass of so many. It does not show in the bits (see `widened`)."""
+    return WIDE_ROWS if num_rows >= WIDE_FROM else ROWS
+
+
+def widened(tile: Tile, num_out: int, num_rows: int, *, normed: bool) -> Tile:
     """A tile for programs of more than ROWS rows, with the same order of the sum, that fits into shared memory.
 
-    A tensor core product adds 16 inputs at a time from front to back, so the length of a step does not show in the
-    bits. In a normed product it does: the squares are summed column by column of a step. Two warps keep the
-    compiler from taking Hopper's other product instruction, which adds in another order."""
-    return replace(tile, into=tile.into if normed else min(tile.into, 128), warps=2, stages=min(tile.stages, 3))
+    A tensor core product adds 16 inputs at a time from front to back, so neither the length of a step nor the outputs
+    beside one show in its bits. In a normed product the step does: the squares are summed column by column of a step.
+    Two warps keep the compiler from taking Hopper's other product instruction, which adds in another order."""
+    row_tiles = -(-num_rows // WIDE_ROWS)
+    wide = [out for out in WIDE_OUTS if out > tile.out and row_tiles * -(-num_out // out) >= ENOUGH_PROGRAMS]
+    into = tile.into if normed else min(tile.into, 128)
+    return replace(tile, out=wide[0] if wide else tile.out, into=into, warps=2, stages=min(tile.stages, 3))

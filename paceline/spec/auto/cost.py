@@ -2,7 +2,11 @@
 
 import statistics
 import time
+from dataclasses import replace
 
+import numpy as np
+
+from paceline.core.forward import Decoder, ForwardBatch, TokenDraws
 from paceline.core.packing import RequestRows, pack
 from paceline.spec.engine_parts import Services
 
@@ -26,14 +30,16 @@ def calibrate(services: Services) -> dict[int, float]:
     num_shared = len(shared) * block_size
     tokens = [i % services.vocab_size for i in range(max(num_shared, *CALIBRATION_ROWS))]
     single = [RequestRows([*shared, len(shared) + i], [tokens[i]], num_shared) for i in range(max(CALIBRATION_ROWS))]
-    batches = {rows: pack(single[:rows], block_size, services.device) for rows in sizes}
+    batches = {rows: _as_decoded(pack(single[:rows], block_size), decoder) for rows in sizes}
     if shared:  # the first pass of all, which prepares things as well
         text = RequestRows(shared, tokens[:num_shared], 0)
-        decoder.forward(pack([text], block_size, services.device), kv_cache)
+        decoder.forward(pack([text], block_size), kv_cache)
 
     def seconds(rows: int) -> float:
         pass_begin_s = time.perf_counter()
-        float(decoder.forward(batches[rows], kv_cache).logits[0, 0])  # reading a value waits for the device
+        output = decoder.forward(batches[rows], kv_cache)
+        if output.tokens is None:
+            float(output.logits[0, 0])  # reading a value waits for the device, as reading the tokens did
         return time.perf_counter() - pass_begin_s
 
     # What counts is how many times one row's pass a larger one takes. So each is measured right after one of one row:
@@ -48,3 +54,12 @@ def calibrate(services: Services) -> dict[int, float]:
             ratios[rows].append(seconds(rows) / one_row_s[-1] if rows > 1 else 1.0)
     unit_s = statistics.median(one_row_s) if one_row_s else 0.0
     return {rows: unit_s * statistics.median_low(found) for rows, found in ratios.items()}
+
+
+def _as_decoded(batch: ForwardBatch, decoder: Decoder) -> ForwardBatch:
+    """The pass as decoding runs it: a model that draws tokens writes no logits."""
+    if not decoder.draws_tokens:
+        return batch
+    count = batch.logits_rows.shape[0]
+    zeros = TokenDraws(np.zeros(count, np.float32), np.zeros(count, np.int64), np.zeros(count, np.int32))
+    return replace(batch, draws=zeros, wants_logits=False)

@@ -64,7 +64,7 @@ class AgreementMeter:
         for (tokens, _), blocks in zip(self._texts, self._blocks, strict=True):
             for begin in range(0, len(tokens), MAX_ROWS):
                 rows = RequestRows(blocks, tokens[begin : begin + MAX_ROWS], begin)
-                decoder.forward(pack([rows], BLOCK_SIZE, decoder.device), self._kv)
+                decoder.forward(pack([rows], BLOCK_SIZE), self._kv)
 
     @property
     def num_positions(self) -> int:
@@ -97,7 +97,7 @@ class AgreementMeter:
         slots = range(self._scratch, self._scratch + len(tokens))
         nodes = DraftTree(tokens, [-1] * len(tokens))
         rows = RequestRows(blocks, [], 0, nodes, len(tokens), NodePlaces(positions, slots))
-        return pack([rows], BLOCK_SIZE, self._decoder.device)
+        return pack([rows], BLOCK_SIZE)
 
 
 def search_layers(

@@ -125,7 +125,7 @@ class ModelDrafter:
 
     def _run(self, entries: Sequence[RequestRows]) -> Tensor:
         """Logits of the wanted rows, request by request: [sum(num_wanted), vocab]."""
-        batch = pack(entries, self.block_size, self.decoder.device)
+        batch = pack(entries, self.block_size)
         return self.decoder.forward(batch, self.kv_cache, layers=self.layers).logits[:, : self._vocab_size]
 
     def _expand(self, drafts: Sequence[Growing], logits: Tensor, width: int) -> None:

@@ -111,11 +111,13 @@ def test_a_slow_second_does_not_spoil_the_calibration(monkeypatch: pytest.Monkey
     now_s = 0.0
 
     class Target:
+        draws_tokens = False
+
         def forward(self, batch: ForwardBatch, kv_cache: torch.Tensor) -> Any:
             nonlocal now_s
             slowness = 1.7 if 0.2 < now_s < 0.8 else 1.0
             now_s += slowness * CHEAP_ROWS(len(batch.token_ids)) / 100
-            return SimpleNamespace(logits=torch.zeros(1, 1))
+            return SimpleNamespace(logits=torch.zeros(1, 1), tokens=None)
 
     monkeypatch.setattr("time.perf_counter", lambda: now_s)
     services: Any = SimpleNamespace(

@@ -1,0 +1,104 @@
+"""Passes of the fused decoder as CUDA graphs: one launch for the whole pass, the choice of tokens included.
+
+Without a GPU (Triton's interpreter) a pass is launched kernel by kernel each time, over the same buffers.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.models.fused_decoder import FusedDecoder, PassBuffers
+from paceline.models.padded_decoder import PassKind, StaticPass
+from paceline.models.static_inputs import InputViews, PassRoom
+from paceline.ops.triton.fused_head import RowNoise
+from paceline.ops.triton.split_attention import AttentionRows
+
+
+@dataclass(slots=True)
+class CapturedPass:
+    fused: FusedDecoder
+    inputs: InputViews
+    room: PassRoom
+    kind: PassKind
+    rows: AttentionRows
+    buffers: PassBuffers
+    logits: Tensor | None
+    hidden: Tensor | None
+    graph: "torch.cuda.CUDAGraph | None" = None
+
+    @property
+    def picked(self) -> Tensor:
+        return self.buffers.picked
+
+    def launch(self) -> None:
+        if self.graph is None:
+            self.launch_kernels()
+        else:
+            self.graph.replay()
+
+    def launch_kernels(self) -> None:
+        inputs, fused = self.inputs, self.fused
+        fused.run(
+            inputs.token_ids,
+            self.rows,
+            self.room.kv_cache,
+            self.buffers,
+            hidden_layers=self.kind.hidden_layers,
+            features=self.hidden,
+        )
+        noise = RowNoise(inputs.temperatures, inputs.seeds, inputs.draw_positions)
+        fused.write_tokens(inputs.logits_rows, noise, self.buffers)
+        if self.logits is not None:
+            fused.write_logits(inputs.logits_rows, self.logits, self.buffers)
+
+    def capture(self) -> None:
+        """Run once, so that every kernel is compiled, then record. The inputs must be padding, or a pass that may run
+        again: running it writes its keys and values."""
+        self.launch_kernels()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.launch_kernels()
+        self.graph = graph
+
+
+class CapturedPasses:
+    def __init__(self, fused: FusedDecoder) -> None:
+        self.fused = fused
+        # Shared by all kinds of pass, and logits by all sizes: only one pass runs at a time.
+        self._buffers: dict[int, PassBuffers] = {}
+        self._logits: Tensor | None = None
+
+    def make(self, inputs: InputViews, room: PassRoom, kind: PassKind) -> StaticPass:
+        fused, size = self.fused, inputs.size
+        rows = AttentionRows(
+            positions=inputs.positions,
+            slots=inputs.slots,
+            context_lens=inputs.context_lens,
+            parents=inputs.parents,
+            is_node=inputs.is_node,
+            req_ids=inputs.req_ids,
+            block_tables=inputs.block_tables,
+            block_size=room.block_size,
+        )
+        if size not in self._buffers:
+            self._buffers[size] = fused.allocate(size, rows.max_splits())
+        buffers = self._buffers[size]
+        shape = (size, len(kind.hidden_layers), fused.config.hidden_size)
+        hidden = buffers.hidden.new_zeros(shape) if kind.hidden_layers else None
+        made = CapturedPass(fused, inputs, room, kind, rows, buffers, self._room(size) if kind.logits else None, hidden)
+        if fused.device.type == "cuda":
+            inputs.counts.zero_()
+            inputs.slots.fill_(-1)  # the pass that is captured writes no keys and values
+            for array in (inputs.token_ids, inputs.positions, inputs.context_lens, inputs.is_node, inputs.req_ids):
+                array.zero_()
+            inputs.logits_rows.zero_()
+            made.capture()
+        return made
+
+    def _room(self, size: int) -> Tensor:
+        if self._logits is None or self._logits.shape[0] < size:
+            vocab = self.fused.config.vocab_size
+            self._logits = torch.zeros(size, vocab, dtype=torch.float32, device=self.fused.device)
+        return self._logits[:size]

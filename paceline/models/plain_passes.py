@@ -1,0 +1,99 @@
+"""The plain twins of models/fused_decoder.py and models/captured_passes.py: on any decoder and device, without a graph.
+
+`DrawingDecoder` draws tokens from its decoder's logits, as the fused kernels do (ops/fused_reference.py). `PlainPasses`
+makes static passes of it: inputs come from the static buffers, results go to buffers of the pass. Padding rows are left
+out, which is all that a captured pass does with them in effect.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.core.forward import ForwardBatch, ForwardOutput, Target, TokenDraws
+from paceline.models.padded_decoder import PassKind, StaticPass
+from paceline.models.static_inputs import InputViews, PassRoom, read_tokens
+from paceline.ops.fused_reference import noisy_scores
+
+
+class DrawingDecoder:
+    draws_tokens = True
+
+    def __init__(self, base: Target) -> None:
+        self.base = base
+        self.config, self.dtype, self.device = base.config, base.dtype, base.device
+        self.batch_invariant, self.num_threads, self.handle = base.batch_invariant, base.num_threads, base.handle
+
+    def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
+        return self.base.vocabulary_rows(ids, head=head)
+
+    def forward(
+        self,
+        batch: ForwardBatch,
+        kv_cache: Tensor,
+        *,
+        hidden_layers: Sequence[int] = (),
+        layers: Sequence[int] | None = None,
+    ) -> ForwardOutput:
+        output = self.base.forward(batch, kv_cache, hidden_layers=hidden_layers, layers=layers)
+        picked = None if batch.draws is None else _pick(output.logits, batch.draws)
+        logits = output.logits if batch.wants_logits else output.logits[:0]
+        return ForwardOutput(logits, output.hidden, None if picked is None else read_tokens(picked))
+
+
+def _pick(logits: Tensor, draws: TokenDraws) -> Tensor:  # -> [2, rows] int32, see `read_tokens`
+    drawn = [torch.from_numpy(x).to(logits.device) for x in (draws.temperatures, draws.seeds, draws.positions)]
+    best = noisy_scores(logits, *drawn).max(-1)
+    return torch.stack([best.indices.int(), best.values.view(torch.int32)])
+
+
+@dataclass(slots=True)
+class PlainPass:
+    base: DrawingDecoder
+    inputs: InputViews
+    room: PassRoom
+    kind: PassKind
+    picked: Tensor
+    logits: Tensor | None
+    hidden: Tensor | None = None
+
+    def launch(self) -> None:
+        inputs, kind = self.inputs, self.kind
+        num_rows, num_requests, num_logits = inputs.counts.tolist()
+        req_ids = inputs.req_ids[:num_rows]
+        batch = ForwardBatch(
+            token_ids=inputs.token_ids[:num_rows],
+            positions=inputs.positions[:num_rows],
+            slot_mapping=inputs.slots[:num_rows],
+            context_lens=inputs.context_lens[:num_rows],
+            parents=inputs.parents[:num_rows],
+            is_node=inputs.is_node[:num_rows].bool(),
+            req_ids=req_ids,
+            block_tables=inputs.block_tables[:num_requests],
+            cu_query=torch.searchsorted(req_ids, torch.arange(num_requests + 1, dtype=torch.int32)).int(),
+            logits_rows=inputs.logits_rows[:num_logits],
+            block_size=self.room.block_size,
+        )
+        output = self.base.base.forward(batch, self.room.kv_cache, hidden_layers=kind.hidden_layers)
+        if self.logits is not None:
+            self.logits[:num_logits] = output.logits
+        if output.hidden is not None:
+            if self.hidden is None:
+                self.hidden = output.hidden.new_zeros(inputs.size, *output.hidden.shape[1:])
+            self.hidden[:num_rows] = output.hidden
+        if num_logits:
+            drawn = (inputs.temperatures, inputs.seeds, inputs.draw_positions)
+            self.picked[:, :num_logits] = _pick(output.logits, TokenDraws(*(x[:num_logits].numpy() for x in drawn)))
+
+
+class PlainPasses:
+    def __init__(self, base: DrawingDecoder) -> None:
+        self.base = base
+
+    def make(self, inputs: InputViews, room: PassRoom, kind: PassKind) -> StaticPass:
+        vocab = self.base.config.vocab_size
+        picked = torch.zeros(2, inputs.size, dtype=torch.int32)
+        return PlainPass(
+            self.base, inputs, room, kind, picked, torch.zeros(inputs.size, vocab) if kind.logits else None
+        )
