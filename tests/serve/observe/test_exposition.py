@@ -39,7 +39,7 @@ LABELS = {
     "spec_decode_decisions_total": METHOD | {"decision", "reason"},
     "spec_decode_decision_nodes_total": METHOD | {"kind"},
     "spec_decode_member_asked_total": METHOD | {"member"},
-    "spec_decode_member_awake": METHOD | {"member", "state"},
+    "spec_decode_member_in_use": METHOD | {"member", "state"},
     "spec_decode_decision_seconds_total": METHOD,
     "spec_decode_time_saved_seconds": METHOD,
 }
