@@ -8,8 +8,8 @@ request_s follow quickly (a Kalman filter of two numbers), the shape slowly.
 
 What decides about speculation is what one more row costs, and that is why the requests have a term of their own: they
 bring contexts to read and answers to take in, however many rows they have. Steps without drafts cannot tell the two
-apart. Then most of what the calibration did not foresee is laid to the requests, and the first drafts show the truth:
-an error to that side is found out, while rows that are thought too expensive are never tried.
+apart. Then most of what the calibration did not predict is attributed to the requests, and the first drafts correct it:
+an error in that direction is found, while rows that are thought too expensive are never tried.
 """
 
 import bisect
@@ -76,7 +76,7 @@ class PassCostModel:
         else:
             error_s = min(OUTLIER * expected_s, max(-OUTLIER * expected_s, seconds - expected_s))
             self._correct(self._shape(rows), requests, error_s, NOISE * expected_s)
-            # Plain passes do not bend it: if the machine became faster, drafts that nobody tried would seem expensive.
+            # Plain passes do not change the shape: if the machine became faster, untried drafts would seem expensive.
             if requests != rows:
                 self._bend(rows, error_s / expected_s, has_drafts=requests > 0)
         if self.num_observed % DRAW_EVERY == 0:

@@ -268,9 +268,8 @@ class AutoProposer(Proposer):
                 if verified.request.request_id in self._records:  # others chose a method for themselves
                     own.append(verified)
                     accepted += len(verified.accepted)
-        memory = (
-            TRUST_MEMORY if self._expected else TRUST_MEMORY**2
-        )  # where nothing is expected, it is evaluated less often
+        # Where no tokens are expected, steps are evaluated less often.
+        memory = TRUST_MEMORY if self._expected else TRUST_MEMORY**2
         self._sum_expected = memory * self._sum_expected + self._expected
         self._sum_accepted = memory * self._sum_accepted + (accepted if self._expected else 0.0)
         self._trust = min(MOST_TRUST, (self._sum_accepted + TRUST_PRIOR) / (self._sum_expected + TRUST_PRIOR))
