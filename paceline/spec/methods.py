@@ -160,7 +160,7 @@ PROPOSERS: dict[str, Method] = {
     ),
     "eagle": feature_method(
         "paceline.spec.feature.eagle:EagleProposer",
-        "EAGLE-1 and 2: a trained layer foresees the target's last hidden state; its head scores the tree",
+        "EAGLE-1 and 2: a trained layer predicts the target's last hidden state; its head scores the tree",
         depth=6,
         nodes=8,
     ),

@@ -102,7 +102,7 @@ def test_where_the_place_matters_rows_are_multiplied_alone(
         linear.place_in_tile_is_free.cache_clear()
 
 
-def test_elementwise_rows_have_the_same_bits_in_any_company() -> None:
+def test_elementwise_rows_have_the_same_bits_in_any_batch() -> None:
     """Sizes that leave a remainder after any vector width, where a scalar tail could round differently."""
     x, weight = random(13, 2 * 37), random(2 * 37, seed=1)
     for kernel in (reference.silu_mul, lambda part: reference.rms_norm(part, weight, 1e-5)):

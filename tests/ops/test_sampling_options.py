@@ -359,7 +359,7 @@ def test_options_that_leave_one_token_pass_and_can_be_sampled(option: dict[str, 
     assert isinstance(choose_tokens([row], torch.zeros(1, VOCAB))[0], int)
 
 
-def test_sound_ids_pass() -> None:
+def test_ids_inside_the_vocabulary_pass() -> None:
     check_sampling(SamplingParams(logit_bias={0: 1.0}, allowed_token_ids=[VOCAB - 1], stop_token_ids=[3]), VOCAB)
 
 

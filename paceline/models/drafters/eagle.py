@@ -1,4 +1,4 @@
-"""EAGLE-1 (and EAGLE-2, which has the same weights): one decoder layer that foresees the target's last hidden state.
+"""EAGLE-1 (and EAGLE-2, which has the same weights): one decoder layer that predicts the target's last hidden state.
 
 The hidden state h_t, after the target's final norm, and the embedding of x_{t+1} are fused, fc([embedding; h_t]), and
 go through one Llama layer. What comes out is meant to *be* h_{t+1}: the target's own head turns it into scores for

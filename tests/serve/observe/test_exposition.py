@@ -16,7 +16,7 @@ LABELS = {
     "prompt_tokens_cached_total": MODEL,
     "generation_tokens_total": MODEL,
     "request_success_total": MODEL | {"finished_reason"},
-    "requests_ended_total": None,  # nobody was cut short
+    "requests_ended_total": None,  # no request was cut short
     "http_requests_total": MODEL | {"path", "status"},
     "time_to_first_token_seconds": MODEL,
     "inter_token_latency_seconds": MODEL,
