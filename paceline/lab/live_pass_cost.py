@@ -29,7 +29,7 @@ FIRST_DOUBT, GAINED_DOUBT, MOST_DOUBT = (0.12, 0.06), (0.03, 0.006), (0.3, 0.15)
 NOISE = 0.1
 FAR_OFF = 3.0  # times faster or slower than calibrated: then only the shape is taken from the calibration
 REPEATED_RATE, REPEATED = 0.3, 0.05  # of the shape where a knot is off by this much twice in a row, the same way
-DRAW_EVERY = 16  # observations between two looks at the bent shape: it moves slowly, looking is not free
+DRAW_EVERY = 16  # observations between two computations of the shape: it changes slowly, and computing takes time
 DENSE_ROWS = 256  # up to here the curve is written out
 LEAST_CALIBRATION, MOST_BENT = 4, 0.4  # a shape measured at so many points is bent by this much at most (log)
 OUTLIER = 0.3  # one step moves the curve at most as if it were off by this share
@@ -83,7 +83,7 @@ class PassCostModel:
             self._draw()
 
     def _correct(self, shape: float, requests: int, error_s: float, noise_s: float) -> None:
-        """A Kalman filter's step: the error is laid to what is known least."""
+        """A Kalman filter's step: the error is attributed to what is known least."""
         level, both, request = self._spread
         unit = self._level * self._dense[1]
         level = min(level + (GAINED_DOUBT[0] * self._level) ** 2, (MOST_DOUBT[0] * self._level) ** 2)

@@ -311,7 +311,7 @@ def test_a_prompt_lengthens_a_pass_by_no_more_than_the_limit() -> None:
     assert free == 151
     limited, same_neighbour, same_other = longest_pass(0.03, 0.001)
     assert limited == 31 and (same_neighbour, same_other) == (neighbour, other)
-    assert longest_pass(0.03, 1.0)[0] == 5  # slow rows: a prompt gets on all the same
+    assert longest_pass(0.03, 1.0)[0] == 5  # slow rows: a prompt makes progress all the same
     assert longest_pass(0.03, 1e-9)[0] == free
 
 
@@ -339,7 +339,7 @@ def test_a_first_token_does_not_wait_for_the_long_prompt_of_another_request(
         core.step()
         core.check_integrity()
         assert short.finished
-        assert long.finished or long.num_computed_tokens > before  # and the long one gets on
+        assert long.finished or long.num_computed_tokens > before  # and the long one makes progress
 
 
 def test_a_draft_lengthens_a_pass_by_no_more_than_the_limit() -> None:

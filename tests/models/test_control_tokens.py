@@ -1,4 +1,4 @@
-"""A message cannot speak with the template's voice: control tokens inside it are text."""
+"""Control tokens belong to the chat template: inside a message they are text."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Small checkpoints in every published layout, with the traps that their readers have fallen into."""
+"""Small checkpoints in every published layout, with the mistakes that their readers have made."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""EAGLE-1 drafters in SafeAILab's and speculators' layouts, with the traps that their readers have fallen into."""
+"""EAGLE-1 drafters in SafeAILab's and speculators' layouts, with the mistakes that their readers have made."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The speculator asks proposers what they declare, and takes them at their word."""
+"""The speculator asks proposers what they declare, and acts on it."""
 
 import importlib
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Several keys are several tenants: what one sends, is answered, or caches is nothing to another."""
+"""Several keys are several tenants: what one sends, is answered, or caches does not affect another."""
 
 from collections.abc import Iterator
 from typing import Any

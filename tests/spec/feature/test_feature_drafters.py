@@ -1,8 +1,8 @@
 """Drafters trained on a tiny target and run by the engine: what the engine drafts is what was trained.
 
 Training measures acceptance without an engine (train/acceptance.py), over padded batches. The engine runs the same
-network over ragged rows, its own KV and slots that change hands. If both agree, positions, features, slots and masks
-are right; anything stale or shifted by one costs acceptance at once."""
+network over ragged rows, its own KV and slots that are reused. If both agree, positions, features, slots and masks are
+right; anything stale or shifted by one costs acceptance at once."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Predicted outputs: the draft follows the client's text and finds back to it after every edit."""
+"""Predicted outputs: the draft follows the client's text and realigns with it after every edit."""
 
 import random
 from typing import Any
