@@ -52,8 +52,8 @@ def test_without_a_curve_it_says_why_the_largest_wins(recorded: str, capsys: pyt
 def test_no_tree_is_recommended_where_rows_are_expensive(
     recorded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "dear.json").write_text('{"1": 0.1, "2": 0.9}')
-    assert tune(recorded, "--method", "ngram", "--curve", str(tmp_path / "dear.json"), "--nodes", "2") == 0
+    (tmp_path / "expensive.json").write_text('{"1": 0.1, "2": 0.9}')
+    assert tune(recorded, "--method", "ngram", "--curve", str(tmp_path / "expensive.json"), "--nodes", "2") == 0
     assert "no tree pays" in capsys.readouterr().out
 
 
