@@ -129,7 +129,7 @@ def toy_core(
 ) -> EngineCore:
     decoder = decoder or ToyDecoder(sharpness)
     kv_cache = allocate_kv(decoder.config, num_blocks * block_size, decoder.dtype, decoder.device)
-    kv_cache.fill_(-1)  # a slot that was not written has no position
+    kv_cache.fill_(-1)  # a slot that nobody wrote has no position
     services = Services(
         vocab_size=VOCAB,
         max_model_len=num_blocks * block_size,
