@@ -138,10 +138,8 @@ class Scheduler:
         return shares
 
     def _next_in_line(self) -> list[Request]:
-        """Waiting requests that may run now. Calls with many samples leave half of the seats to others.
-
-        The first sample of a call runs before the rest: then its prompt is cached for them, and the time that its
-        sampling takes is known."""
+        """Waiting requests that may run now. Calls with many samples leave half of the seats to others, and the first
+        sample of a call goes ahead: then its prompt is cached for the rest, and it is known what sampling takes."""
         num_seats = self.config.max_num_seqs - len(self.running)
         if num_seats <= 0 or not self.waiting:
             return []
