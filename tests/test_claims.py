@@ -58,7 +58,7 @@ def exists(command: str) -> bool:
         ("by hand", False),
     ],
 )
-def test_a_command_that_does_not_exist_is_told_from_one_that_does(command: str, found: bool) -> None:
+def test_a_command_that_does_not_exist_is_distinguished_from_one_that_does(command: str, found: bool) -> None:
     assert exists(command) == found
 
 

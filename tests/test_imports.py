@@ -1,4 +1,4 @@
-"""The import table of docs/architecture.md, held by a test: who may import whom inside the package."""
+"""The import table of docs/architecture.md, held by a test: which folder may import which."""
 
 import ast
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_imports_follow_the_table(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "serve").rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
-def test_the_server_looks_into_no_engine(path: Path) -> None:
+def test_the_server_reads_no_attribute_of_the_engine(path: Path) -> None:
     """What it needs to know are methods of `AsyncLLM`; an attribute named so would lead past them."""
     attributes = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
     assert not attributes & {"engine", "core", "scheduler", "speculator"}

@@ -25,7 +25,7 @@ def llm(smollm2_float32: LoadedModel) -> LLM:
     return LLM(smollm2_float32, {"method": "ngram"}, **SMALL)
 
 
-def test_everything_in_all_is_there() -> None:
+def test_every_name_in_all_exists() -> None:
     assert all(getattr(paceline, name) is not None for name in paceline.__all__)
     with pytest.raises(AttributeError):
         _ = paceline.nothing_of_this_name  # type: ignore[attr-defined]

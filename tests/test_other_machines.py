@@ -1,4 +1,4 @@
-"""The kernel and exactness tests on machines that this one can pretend to be: narrower vectors, or no compiler.
+"""The kernel and exactness tests as on other machines, which this one imitates: narrower vectors, or no compiler.
 
 Each machine is an environment. A second pytest runs the tests below in it, and its report must say that they ran, and
 on which kernels. Threads (one and two) and tensors that lie elsewhere are varied inside these tests.

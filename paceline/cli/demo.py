@@ -1,4 +1,4 @@
-"""`paceline demo`: the same prompts plainly and with speculation, side by side, and an honest table at the end.
+"""`paceline demo`: the same prompts plainly and with speculation, side by side, and a table at the end.
 
 Both sides run on one engine with one copy of the weights; a request says for itself whether it is drafted for. They
 take turns, so that a slow moment of the machine does not always hit the same side.
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     plain_llm.generate("Warm up.", _params(args))
     rows: dict[str, tuple[list[Side], list[Side]]] = {kind: ([], []) for kind in PROMPTS}
     for turn in range(args.rounds):
-        # A new engine in every round: a drafter that remembers answers must not have seen this one, or it only recites.
+        # A new engine in every round: a drafter that remembers answers must not have seen this one.
         sides = {True: plain_llm, False: LLM(plain_llm.engine.model, config, max_model_len=args.max_model_len)}
         sides[False].generate("Warm up.", _params(args))
         for i, (kind, text) in enumerate(PROMPTS.items()):

@@ -1,6 +1,6 @@
 """`paceline train METHOD --model M --data FILE`: a drafter for any Llama or Qwen model, in one command.
 
-The target answers the prompts itself, with our engine; then a drafter learns to foresee these answers. Everything lies
+The target answers the prompts itself, with our engine; then a drafter learns to predict these answers. Everything lies
 in the output folder, and the same command again goes on where an interrupted one stopped."""
 
 import argparse

@@ -1,6 +1,6 @@
 """What became of drafts: one type for a pass, a request, a method, a run, and each member of a merged tree.
 
-Every pass is counted once, when its tokens join the request; whoever keeps totals adds that pass's counts.
+Every pass is counted once, when its tokens join the request; totals add that pass's counts.
 
 >>> counts = DraftCounts()
 >>> counts.count(DraftTree.chain([5, 6, 7]).by("ngram"), accepted=[0, 1], num_tokens=3)
@@ -19,7 +19,7 @@ from paceline.core.tree import DraftTree
 @dataclass(slots=True)
 class DraftCounts:
     """A *draft* is one tree that was verified. A node that several members drafted counts for each of them. Of a member
-    there are drafts (trees with a node of its own) and nodes, but no steps: a pass and the token it adds are nobody's.
+    there are drafts (trees with a node of its own) and nodes, but no steps: the pass and its own token belong to none.
     """
 
     num_draft_tokens: int = 0  # draft nodes verified
@@ -39,7 +39,7 @@ class DraftCounts:
 
     @staticmethod
     def from_dict(figures: Mapping[str, Any]) -> "DraftCounts":
-        """Out of `LLM.stats()["speculation"][method]`, or of the part of it that somebody else counted."""
+        """Out of `LLM.stats()["speculation"][method]`, or out of a part of it."""
         return DraftCounts(
             figures.get("num_draft_tokens", 0),
             figures.get("num_accepted_tokens", 0),
@@ -70,12 +70,12 @@ class DraftCounts:
         self.num_emitted_tokens += num_tokens
         if not tree.token_ids:
             return
-        accepted = accepted[:num_tokens]  # where a stop cut the output short, nodes past it brought nothing
+        accepted = accepted[:num_tokens]  # where a stop cut the output short, nodes past it do not count
         self._count_nodes(len(tree.token_ids), range(len(accepted)))
         if tree.members is None:
             return
         num_nodes: dict[str, int] = {}
-        for names, count in Counter(tree.members).items():  # few of them differ: nearly nothing is done per node
+        for names, count in Counter(tree.members).items():  # few of them differ, so the cost per node is small
             for name in names:
                 num_nodes[name] = num_nodes.get(name, 0) + count
         for name, count in num_nodes.items():

@@ -1,4 +1,4 @@
-"""Whose fault an exception is: one request's, or everybody's."""
+"""Whether an exception concerns one request or the whole engine."""
 
 import torch
 
@@ -9,7 +9,7 @@ _EVERYBODYS = (MemoryError, torch.OutOfMemoryError, KeyboardInterrupt, SystemExi
 
 
 def request_error(what: str, error: BaseException) -> RequestFailedError:
-    """The error that ends one request after its own `what` failed; raises `error` again where it is everybody's.
+    """The error that ends one request after its own `what` failed; raises `error` again where it concerns all.
 
     Takes any `BaseException`: libraries written in Rust, such as tokenizers, raise one of their own when they panic."""
     if isinstance(error, _EVERYBODYS):

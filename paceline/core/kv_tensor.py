@@ -30,7 +30,7 @@ def allocate_kv(config: ModelConfig, num_slots: int, dtype: torch.dtype, device:
 
 
 MADV_POPULATE_WRITE = 23  # Linux 5.14: make the pages, leave what is in them
-POPULATED_AT_ONCE = 16 << 20  # bytes: others who need a page wait for one call at the most
+POPULATED_AT_ONCE = 16 << 20  # bytes: other threads that need a page wait for one call at most
 
 
 def populate(pool: Tensor) -> bool:

@@ -74,7 +74,7 @@ class RequestMetrics:
 
     @property
     def by_member(self) -> dict[str, DraftCounts]:
-        """Who drafted: the method, or a merge's members."""
+        """The drafters: the method, or a merge's members."""
         return self.counts.by_member
 
     @property

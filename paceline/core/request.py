@@ -1,6 +1,6 @@
 """One sequence being generated: tokens so far, how many have KV, and the draft that hangs on the last one.
 
-There is no prefill phase and no decode phase. A request is `num_computed_tokens` racing `num_tokens_with_spec`.
+There is no prefill phase and no decode phase: `num_computed_tokens` catches up with `num_tokens_with_spec`.
 """
 
 import enum
@@ -38,7 +38,7 @@ class Request:
     seed: int  # resolved: every random draw is a function of (seed, position, purpose)
     eos_token_ids: tuple[int, ...] = ()
     bad_words: BadWords = NO_BAD_WORDS  # sampling_params.bad_words, tokenized
-    stop_strings: StopStrings | None = None  # sampling_params.stop, prepared by whoever made the request; None: not yet
+    stop_strings: StopStrings | None = None  # sampling_params.stop, prepared once for a call; None: not yet
     stop_token_ids: frozenset[int] = _NOT_GIVEN  # end the output, and min_tokens holds them back; by default derived
     call_id: str = ""  # of the call that it is a sample of; empty: of none
     cache_salt: str = ""  # only requests with the same salt share prefixes and past outputs

@@ -1,7 +1,7 @@
 """How one request is sampled: vLLM's and OpenAI's options under vLLM's names.
 
 An option is honoured on every node of every draft tree or refused; none is ever ignored. Everything is checked when
-the object is made, and kept as plain values that nobody can change afterwards. A number is never None, except where the
+the object is made, and kept as plain values that cannot be changed afterwards. A number is never None, except where the
 field says what None means; an empty list or dictionary may also be given as None.
 """
 

@@ -1,4 +1,4 @@
-"""What an engine tells whoever watches it: how full it is, and what each step did."""
+"""What an engine tells its observers: how full it is, and what each step did."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class PassRecord:
     draft: DraftTree
     accepted: Sequence[int]  # node indices, top first
     new_token_ids: Sequence[int]
-    cache_salt: str = ""  # of the request: says whose it is (serve/http/tenants.py)
+    cache_salt: str = ""  # of the request: says which tenant it belongs to (serve/http/tenants.py)
     counts: DraftCounts = field(default_factory=DraftCounts)  # of this pass
 
 

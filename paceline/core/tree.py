@@ -21,8 +21,8 @@ class DraftTree:
     token_ids: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)  # parents[i] < i; -1 hangs on the last committed token
     draft_probs: Tensor | None = None  # [nodes, vocab]: the distribution each token was really drawn from
-    members: list[tuple[str, ...]] | None = None  # who drafted each node: several, where their drafts were joined
-    confidence: list[float] | None = None  # the drafter's own guess, 0..1, that a node holds if its parent does
+    members: list[tuple[str, ...]] | None = None  # drafters of each node: several, where their drafts were joined
+    confidence: list[float] | None = None  # the drafter's estimate, 0..1, that a node is accepted if its parent is
 
     @staticmethod
     def chain(token_ids: Sequence[int]) -> "DraftTree":
@@ -88,7 +88,7 @@ class DraftTree:
         return self.keep(nodes[: max(0, max_nodes)])  # no room at all is room for none
 
     def keep(self, nodes: Sequence[int]) -> "DraftTree":
-        """The tree of these nodes (ascending, closed under parents), which says of each of them what it said before."""
+        """The tree of these nodes (ascending, closed under parents), with everything that is known of each."""
         if len(nodes) == len(self):
             return self
         if not nodes or nodes[-1] == len(nodes) - 1:  # the first ones: nothing is renumbered
@@ -112,7 +112,7 @@ class DraftTree:
         )
 
     def sources(self, accepted: Sequence[int]) -> list[str]:
-        """Who the tokens of a verified pass came from: the accepted nodes' drafters, then the one more token's kind."""
+        """Where each token of a verified pass came from: the accepted nodes' drafters, then the last token's kind."""
         if not self.token_ids:
             return ["target"]
         drafters = ["draft" if self.members is None else "+".join(self.members[node]) for node in accepted]

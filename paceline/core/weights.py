@@ -1,4 +1,4 @@
-"""Weights as they lie in a file: plain tensors, or rows of quantized blocks that nobody has widened yet."""
+"""Weights as they lie in a file: plain tensors, or rows of quantized blocks that are not widened yet."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -112,7 +112,7 @@ def pass_room(config: ResolvedConfig, kv_cache: Tensor) -> PassRoom:
 
 
 def make_speculator(config: SpeculativeConfig | None, services: Services, *, may_fall_back: bool) -> Speculator:
-    """`may_fall_back`: nobody asked for this method, so a target that it cannot work with is decoded plainly."""
+    """`may_fall_back`: the user did not ask for this method, so where it cannot work the target decodes plainly."""
     try:
         return Speculator(config, services)
     except CANNOT_BUILD as error:

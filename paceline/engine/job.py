@@ -41,7 +41,7 @@ class Job:
             self.states.append(core.add_request(request))
 
     def abort(self, core: EngineCore) -> None:
-        for state in self.states:  # only what was added: an id that was refused is somebody else's
+        for state in self.states:  # only what was added: an id that was refused belongs to another job
             if not state.request.finished:
                 core.abort(state.request.request_id)
 

@@ -3,7 +3,8 @@
 Every request of a pass waits for its slowest part. The rows of a prompt or a draft can be shared out (scheduler.py),
 but a call with n = 64 that decodes needs 64 rows, and sampling them with all options may take a millisecond each. So
 while several calls decode, one sample of each call is in every pass, and the others together take only so long. They
-take turns: whoever waited longest goes first. `sampling_s` is what a request's sampling took when it was last done.
+take turns: the sample that waited longest goes first. `sampling_s` is what a request's sampling took when it was last
+done.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +19,7 @@ def samples_to_wait(
 ) -> set[str]:
     """Ids of the requests that this pass leaves out."""
     extra = _all_but_one_of_each_call(decoding)
-    if not extra or len(decoding) - len(extra) == 1:  # a call that is alone delays nobody
+    if not extra or len(decoding) - len(extra) == 1:  # a call that is alone delays no other
         return set()
     left_s, waiting = limit_s, set()
     for request in sorted(extra, key=lambda request: -request.num_passes_waited):
@@ -26,7 +27,7 @@ def samples_to_wait(
         if seconds <= left_s:
             left_s -= seconds
         else:
-            left_s = 0.0  # nobody overtakes: a cheaper sample would always find room
+            left_s = 0.0  # no later one may overtake: a cheaper sample would always find room
             waiting.add(request.request_id)
     return waiting
 

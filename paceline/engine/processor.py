@@ -139,7 +139,7 @@ class Processor:
             )
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word as it stands at the start of a text and after a space, the two ways it can turn up."""
+        """Each word as it stands at the start of a text and after a space: the two ways it can be tokenized."""
         found: dict[tuple[int, ...], None] = {}
         for word in words:
             bare = word.lstrip(" ")
@@ -148,7 +148,7 @@ class Processor:
                     token_ids = tuple(self.tokenizer.encode(spelling, add_special_tokens=False))
                 except Exception as error:
                     raise InvalidOptionError(f"bad_words {shown(word)} cannot be tokenized: {error!r}") from error
-                if token_ids and self._are_known(token_ids):  # what the model does not have it cannot say
+                if token_ids and self._are_known(token_ids):  # a token that the model does not have is never sampled
                     found[token_ids] = None
         return tuple(found)
 
@@ -168,6 +168,6 @@ def _take_salt(prompt: Prompt) -> tuple[Prompt, str]:
     return {key: value for key, value in prompt.items() if key != "cache_salt"}, salt or ""
 
 
-# Odd constants, so that seeds of different samples and requests do not meet in practice.
+# Odd constants, so that seeds of different samples and requests do not coincide in practice.
 _SAMPLE_STRIDE = 0x9E3779B97F4A7C15
 _REQUEST_STRIDE = 0xC2B2AE3D27D4EB4F

@@ -1,4 +1,4 @@
-"""What a row adds to a pass, learned from all passes: what the scheduler shares out while somebody decodes.
+"""What a row adds to a pass, learned from all passes: what the scheduler shares out while requests decode.
 
     seconds of a pass = sum over its rows of (row_s + context_s x context / 1000)
 
@@ -25,7 +25,7 @@ class RowCost:
         if self.row_s is None:
             self.row_s = seconds / num_rows
             return
-        # A normalized gradient step: the pass is explained by whatever there was most of in it.
+        # A normalized gradient step: the error is attributed mostly to rows or to context, whichever there was more of.
         error = seconds - self.row_s * num_rows - self.context_s * context
         step = STEP * error / (num_rows**2 + context**2)
         self.row_s = max(0.0, self.row_s + step * num_rows)

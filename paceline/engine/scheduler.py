@@ -1,14 +1,14 @@
-"""Who runs in the next pass, and with how many tokens.
+"""Which requests run in the next pass, and with how many tokens.
 
 There is no prefill phase and no decode phase: every request wants its `num_computed_tokens` to catch up with
 `num_tokens_with_spec`. A prompt chunk, a decode step and a tree verification are all "some tokens to compute", taken
 first come, first served from one token budget. When blocks run out, the newest request is preempted: its blocks are
 given back and it is computed again later (its prefix may still be cached by then).
 
-Rows of a prompt or a draft make the pass longer for everybody in it. Where `max_token_delay_s` is set and others are
-decoding, a pass takes only as many of them as that time allows, by the time that rows took so far; and the shortest
-prompts go first, so that nobody's first token waits for somebody else's book. The oldest always gets a share. Of a call
-with many samples one goes ahead, and the others follow as far as there is time for them (many_samples.py).
+Rows of a prompt or a draft make the pass longer for every request in it. Where `max_token_delay_s` is set and other
+requests are decoding, a pass takes only as many of these rows as that time allows, by what rows took so far. The
+shortest prompts go first, so that a short prompt does not wait for a long one. The oldest always gets a share. Of a
+call with many samples one is in every pass, and the others as far as there is time for them (many_samples.py).
 """
 
 from collections import Counter, deque
@@ -58,11 +58,10 @@ class SchedulerOutput:
         return sum(entry.num_rows for entry in self.scheduled)
 
 
-LEAST_ROWS = (
-    4  # of the oldest prompt, whatever they take: it must get on, and its context is read for one row as for four
-)
+# Of the oldest prompt, whatever they take: it must make progress, and its context is read once for one row or four.
+LEAST_ROWS = 4
 OLDEST_SHARE = 0.25  # of the time for prompts, for the oldest one, whatever is shorter
-SOLO_DELAYS = 8  # where nobody decodes, a pass may be so many times as long: whoever comes now waits for its end
+SOLO_DELAYS = 8  # where no request decodes, a pass may be so many times as long: a new request waits for its end
 
 
 def _missing(request: Request) -> int:
@@ -101,7 +100,7 @@ class Scheduler:
             note_waiting(decoding, self._waiting_samples)
         output = SchedulerOutput()
         budget = self._schedule_running(output, self.config.max_num_batched_tokens)
-        if not output.preempted:  # whoever was just preempted must not be overtaken into the room it made
+        if not output.preempted:  # no waiting request may take the blocks that a preempted one has just given back
             self._schedule_waiting(output, budget)
         return output
 
@@ -126,7 +125,7 @@ class Scheduler:
         least, most = min(_missing(oldest), LEAST_ROWS), min(_missing(oldest), int(left_rows * OLDEST_SHARE))
         oldest_s = left_s * OLDEST_SHARE
         shares = {oldest.request_id: max(least, self._rows_within(oldest_s, oldest, most))}
-        # Its least may take longer than its share: that is not taken from the others, who would get nothing.
+        # Its least rows may take longer than its share: the rest is not taken from the others, which would get nothing.
         left_s -= min(oldest_s, shares[oldest.request_id] * self.row_cost.at(oldest.num_computed_tokens))
         left_rows -= shares[oldest.request_id]
         for request in sorted(prompts, key=_missing):  # among equals, the older one

@@ -1,7 +1,7 @@
 """Verification in which one request's failure is its own.
 
 All requests are verified together. Where that raises, nothing says whose fault it is, so they are verified one by one;
-a request that fails alone is tried without its draft, which never matters to the output, and only then given up.
+a request that fails alone is verified without its draft, which never matters to the output, and fails only then.
 """
 
 import logging

@@ -1,6 +1,6 @@
-"""KV blocks: who holds which, which hold a reusable prefix, which may be taken next.
+"""KV blocks: which requests hold them, which hold a reusable prefix, which may be taken next.
 
-A block is free when nobody refers to it. A free block may still hold a full block of some prompt's KV: it stays
+A block is free when no request refers to it. A free block may still hold a full block of some prompt's KV: it stays
 findable by its hash until it is handed out again, least recently used first. So the prefix cache costs no memory.
 
     hash of block i = H(hash of block i-1, its tokens): equal hashes mean equal tokens from the start of the sequence.
@@ -90,7 +90,7 @@ class BlockPool:
             del self._block_of[block_hash]
 
     def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
-        """Assert that nothing is lost, shared or freed wrongly. `held`: the block lists of all who hold blocks."""
+        """Assert that nothing is lost, shared or freed wrongly. `held`: the block lists of all holders."""
         counts = [0] * self.num_blocks
         for blocks in held:
             assert len(set(blocks)) == len(blocks), f"a block stands twice in one table: {blocks}"

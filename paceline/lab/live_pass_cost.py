@@ -8,8 +8,8 @@ request_s follow quickly (a Kalman filter of two numbers), the shape slowly.
 
 What decides about speculation is what one more row costs, and that is why the requests have a term of their own: they
 bring contexts to read and answers to take in, however many rows they have. Steps without drafts cannot tell the two
-apart. Then most of what the calibration did not foresee is laid to the requests, and the first drafts show the truth:
-an error to that side is found out, while rows that are thought too expensive are never tried.
+apart. Then most of what the calibration did not predict is attributed to the requests, and the first drafts correct it:
+an error in that direction is found, while rows that are thought too expensive are never tried.
 """
 
 import bisect
@@ -29,7 +29,7 @@ FIRST_DOUBT, GAINED_DOUBT, MOST_DOUBT = (0.12, 0.06), (0.03, 0.006), (0.3, 0.15)
 NOISE = 0.1
 FAR_OFF = 3.0  # times faster or slower than calibrated: then only the shape is taken from the calibration
 REPEATED_RATE, REPEATED = 0.3, 0.05  # of the shape where a knot is off by this much twice in a row, the same way
-DRAW_EVERY = 16  # observations between two looks at the bent shape: it moves slowly, looking is not free
+DRAW_EVERY = 16  # observations between two computations of the shape: it changes slowly, and computing takes time
 DENSE_ROWS = 256  # up to here the curve is written out
 LEAST_CALIBRATION, MOST_BENT = 4, 0.4  # a shape measured at so many points is bent by this much at most (log)
 OUTLIER = 0.3  # one step moves the curve at most as if it were off by this share
@@ -76,14 +76,14 @@ class PassCostModel:
         else:
             error_s = min(OUTLIER * expected_s, max(-OUTLIER * expected_s, seconds - expected_s))
             self._correct(self._shape(rows), requests, error_s, NOISE * expected_s)
-            # Plain passes do not bend it: if the machine became faster, drafts that nobody tried would seem expensive.
+            # Plain passes do not change the shape: if the machine became faster, untried drafts would seem expensive.
             if requests != rows:
                 self._bend(rows, error_s / expected_s, has_drafts=requests > 0)
         if self.num_observed % DRAW_EVERY == 0:
             self._draw()
 
     def _correct(self, shape: float, requests: int, error_s: float, noise_s: float) -> None:
-        """A Kalman filter's step: the error is laid to what is known least."""
+        """A Kalman filter's step: the error is attributed to what is known least."""
         level, both, request = self._spread
         unit = self._level * self._dense[1]
         level = min(level + (GAINED_DOUBT[0] * self._level) ** 2, (MOST_DOUBT[0] * self._level) ** 2)

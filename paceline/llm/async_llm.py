@@ -157,7 +157,7 @@ class AsyncLLM:
             while self._take_commands(core):
                 self._publish(core, core.step())
             self._end(EngineDeadError("the engine was shut down"))
-        except BaseException as error:  # whatever it is, nobody may wait for ever
+        except BaseException as error:  # whatever it is, no stream may wait for ever
             self._die(error)
 
     def _take_commands(self, core: EngineCore) -> bool:

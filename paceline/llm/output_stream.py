@@ -51,11 +51,11 @@ class OutputStream:
 
 
 def post(loop: asyncio.AbstractEventLoop, news: Sequence[tuple[OutputStream, News]]) -> None:
-    """From another thread, to streams that are all read in `loop`: waking a loop costs a system call."""
+    """From another thread, to streams that are all read in `loop`. One call for all, because each is a system call."""
 
     def deliver() -> None:
         for stream, item in news:
             stream.put(item)
 
-    with suppress(RuntimeError):  # the loop is closed: nobody is listening any more
+    with suppress(RuntimeError):  # the loop is closed: there is no reader any more
         loop.call_soon_threadsafe(deliver)

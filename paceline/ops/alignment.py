@@ -3,7 +3,7 @@
 A BLAS chooses its kernel not only by the shapes of a product but also by the addresses of its operands: on some
 machines a row that begins 4 bytes after a multiple of 64 is added up in another order than its own copy. So whatever
 is promised to be the same to the bit is computed on operands that begin at a multiple of 64 bytes and are contiguous.
-Elementwise operations and reductions of PyTorch read unaligned vectors and do not care.
+Elementwise operations and reductions of PyTorch read unaligned vectors and give the same bits.
 """
 
 import torch

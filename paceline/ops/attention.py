@@ -2,7 +2,7 @@
 
 Requests with equally many rows form a group and are computed together: their keys are gathered into one padded tensor,
 first the committed positions, then the group's tree nodes, and a mask says which row sees which key. The plan (what to
-gather, who sees what) is made once per pass and used by every layer.
+gather, which row sees which key) is made once per pass and used by every layer.
 """
 
 from dataclasses import dataclass, field

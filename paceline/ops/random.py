@@ -126,7 +126,7 @@ def id_constants(size: int, ids: IdRow | None = None) -> BitRow:  # not to be wr
 def keyed_uniform(key: int, size: int, ids: IdRow | None = None) -> FloatRow:
     """Uniform numbers strictly between 0 and 1 for a vocabulary of `size`, or for some of its ids.
 
-    They come from 31 bits and are finest near 0 (float32 cannot be fine near 1), the end that decides who wins a race:
+    They come from 31 bits and are finest near 0 (float32 cannot be fine near 1), the end that decides a race:
     a token that scores 25 below the best (odds of about 1e-11) is the first that cannot win."""
     bits = _mix32_(id_constants(size, ids) + np.uint32(key & 0xFFFFFFFF), key >> 32)
     bits &= np.uint32(0x7FFFFFFF)

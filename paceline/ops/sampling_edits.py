@@ -45,7 +45,7 @@ class _Sized(Protocol):
 
 Value = TypeVar("Value", bound=_Sized)
 
-MAX_REMEMBERED, MAX_REMEMBERED_BYTES = 256, 32 << 20  # of what requests brought: they end, and nobody says so here
+MAX_REMEMBERED, MAX_REMEMBERED_BYTES = 256, 32 << 20  # of what requests brought: that a request ended is not known here
 
 
 class _OncePer(Generic[Key, Value]):

@@ -1,7 +1,7 @@
 """Array types of the host's sampling code.
 
 The host works in numpy, but for draws from whole rows, which are native; one row at a time and on one thread: a row is
-too small to be worth waking other threads for, and waiting for them is what costs on a busy machine."""
+too small to be worth starting other threads for, and waiting for them is what costs on a busy machine."""
 
 import numpy as np
 import numpy.typing as npt

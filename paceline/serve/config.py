@@ -62,4 +62,4 @@ class ServerConfig:
         if not all(self.api_keys) or not all(self.admin_keys):
             raise InvalidOptionError("an API key is empty: leave api_keys out to run without keys")
         if self.admin_keys and not self.api_keys:
-            raise InvalidOptionError("admin_keys only go with api_keys: without those everybody may see everything")
+            raise InvalidOptionError("admin_keys only go with api_keys: without those every client may see everything")

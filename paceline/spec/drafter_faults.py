@@ -8,7 +8,7 @@ from typing import Any
 
 logger = logging.getLogger("paceline")
 
-# A choice. Half of it gives up on a drafter that stumbles over one request; twice of it pays for what is broken longer.
+# A choice. Half of it switches off a drafter that fails on one request; at twice of it a broken one costs time longer.
 MOST_FAILED_STEPS = 8
 
 

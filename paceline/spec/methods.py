@@ -50,7 +50,7 @@ def _model(name: str, value: Any) -> Any:
 
 
 def _members(name: str, value: Any) -> Any:
-    """Names or configurations, parsed. A merge of merges would hide who drafted what; a window must stay whole."""
+    """Names or configurations, parsed. A merge of merges would hide which drafted what; a window must stay whole."""
     from paceline.spec.config.speculative_config import SpeculativeConfig  # reads this table
 
     if isinstance(value, str) or not isinstance(value, Sequence) or not value:
@@ -160,7 +160,7 @@ PROPOSERS: dict[str, Method] = {
     ),
     "eagle": feature_method(
         "paceline.spec.feature.eagle:EagleProposer",
-        "EAGLE-1 and 2: a trained layer foresees the target's last hidden state; its head scores the tree",
+        "EAGLE-1 and 2: a trained layer predicts the target's last hidden state; its head scores the tree",
         depth=6,
         nodes=8,
     ),

@@ -80,7 +80,7 @@ class RequestPass:
 
 @dataclass(slots=True)
 class StepContext:
-    """What happened in the last step, and who wants a draft now."""
+    """What happened in the last step, and which requests want a draft now."""
 
     requests: Sequence[Request]  # to draft for: running, their last token has no KV yet
     passes: Sequence[RequestPass] = ()  # every request that had rows in the pass, finished ones included
@@ -108,17 +108,17 @@ class Proposer(ABC):
         """Told what the last pass brought, and which requests to forget."""
 
     def check_params(self, params: SamplingParams) -> None:
-        """Raises, in the thread of whoever sent the request, where it cannot be honoured."""
+        """Raises, in the caller's thread, where a request with these options cannot be honoured."""
 
     def use_clock(self, clock: Callable[[], float]) -> None:
         """From now on it measures time with this one."""
 
     def skips_next_step(self) -> bool:
-        """Would it draft nothing in the next step, whatever comes, and need not hear of its pass?"""
+        """Would it draft nothing in the next step, and need not be told of its pass?"""
         return False
 
     def skip_step(self) -> None:
-        """Told that it was taken at its word: the step goes on without it."""
+        """Told that it is skipped: the step goes on without it."""
 
     def report(self) -> dict[str, Any]:
         """What it decided, for `LLM.stats()`; empty where it decides nothing."""

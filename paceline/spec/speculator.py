@@ -2,7 +2,7 @@
 
 `Speculator` owns the proposers, gives each request to the one it chose, sets the budgets, and keeps the statistics.
 
-    speculator.observe(step)           after a target pass: who was accepted, who is gone
+    speculator.observe(step)           after a target pass: what was accepted, which requests ended
     speculator.propose(step)           the next trees, one per request of `step.requests`
 
 Neither raises because a proposer does: see `drafter_faults.py`.
@@ -42,7 +42,7 @@ class Speculator:
         self._stats: dict[str, MethodStats] = defaultdict(MethodStats)
         self._choices: dict[str, Choice] = {}  # request id -> how it is drafted for
         self._faults = DrafterFaults()
-        self._is_skipped = False  # did no proposer want to be asked after the last pass?
+        self._is_skipped = False  # was drafting skipped after the last pass?
         if self.config is not None and self.config.method != "none":
             self._proposer(self.config.method)
 
@@ -75,7 +75,7 @@ class Speculator:
         return 0 if self.config is None else self.config.node_budget
 
     def use_clock(self, clock: Callable[[], float]) -> None:
-        """Whoever decides by measured time measures it with this: a replay's, or one that stops between steps."""
+        """The clock of proposers that decide by measured time: a replay's, or one that stops between steps."""
         for proposer in self._proposers.values():
             proposer.use_clock(clock)
 
@@ -99,7 +99,7 @@ class Speculator:
                 self._stats[method].counts.add(verified.counts)
                 served[method].append(verified.request)
         if self._is_skipped and not step.gone:
-            return  # nothing was drafted, and nobody asked
+            return  # no proposer was asked
         for name, proposer in list(self._proposers.items()):  # a request may bring a method from another thread
             if name in self._faults.off:
                 continue
@@ -196,7 +196,7 @@ class Speculator:
         return chosen
 
     def _by_method(self, requests: Sequence[Request]) -> dict[str, tuple[list[int], list[Budget]]]:
-        """Method -> indices of the requests that it drafts for, and their budgets; who has no room is left out."""
+        """Method -> indices of the requests that it drafts for, and their budgets; those without room are left out."""
         groups: dict[str, tuple[list[int], list[Budget]]] = {}
         for i, request in enumerate(requests):
             chosen = self._choice(request)

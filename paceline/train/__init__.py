@@ -1,4 +1,4 @@
-"""Training drafters: the target writes answers, a drafter learns to foresee them.
+"""Training drafters: the target writes answers, a drafter learns to predict them.
 
 corpus  = prompts and the target's own answers                       corpus.py (written by the engine, or sampler.py)
 target  = the frozen target over padded batches: features, teacher   target.py

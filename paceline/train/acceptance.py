@@ -1,6 +1,6 @@
 """How many tokens per target pass a drafter would bring, found without running the engine.
 
-On a greedy answer the drafts after token t are right or wrong, full stop: with the true tokens fed in (teacher forcing)
+On a greedy answer the drafts after token t are right or wrong: with the true tokens fed in (teacher forcing)
 draft k counts only if drafts 1..k-1 were right, which is exactly when the engine would have fed the same tokens. So
 walking through an answer in steps of (accepted drafts + 1) gives a chain's greedy acceptance length, not an estimate.
 

@@ -146,8 +146,8 @@ class Batches:
         return self._plan
 
     def _make_plan(self, epoch: int) -> list[NDArray[np.int64]]:
-        # Sorting by a padded length with a random tie break groups equal shapes without fixing who meets whom. The
-        # number of batches is the same in every epoch, because it depends on the padded lengths alone.
+        # Sorting by a padded length with a random tie break groups equal shapes without fixing which sequences share a
+        # batch. The number of batches is the same in every epoch, because it depends on the padded lengths alone.
         rng = np.random.default_rng([self.seed, epoch])
         padded = -(-self.corpus.lengths // LENGTH_STEP) * LENGTH_STEP
         shuffled = rng.permutation(len(padded))

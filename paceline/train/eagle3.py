@@ -1,6 +1,6 @@
 """EAGLE-3's recipe: training-time test.
 
-While drafting, the drafter is fed its own features; trained only on the target's, it would go astray after one step.
+While drafting, the drafter is fed its own features; trained only on the target's, it would be wrong after one step.
 So every anchor is unrolled for several steps in training too, each fed with the feature of the step before and the
 true next token, and later steps weigh less (`step_decay`). The loss is the cross-entropy against the target's
 distribution over the draft vocabulary. Where the true token is outside of that vocabulary there is nothing to learn.

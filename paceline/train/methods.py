@@ -24,7 +24,7 @@ class Method:
 
 METHODS: dict[str, Method] = {
     "eagle3": Method(Eagle3Recipe, Eagle3Settings, 1e-3, "one layer over three fused hidden states of the target"),
-    "eagle": Method(EagleRecipe, EagleSettings, 1e-3, "one layer that foresees the target's last hidden state"),
+    "eagle": Method(EagleRecipe, EagleSettings, 1e-3, "one layer that predicts the target's last hidden state"),
     "dflash": Method(DFlashRecipe, DFlashSettings, 1e-3, "a block of masks filled in at once"),
     "draft": Method(DraftRecipe, DraftSettings, 1e-3, "a small model made of a few of the target's layers"),
     "medusa": Method(MedusaRecipe, MedusaSettings, 1e-3, "heads on the target's last hidden state"),

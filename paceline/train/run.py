@@ -4,7 +4,7 @@ A folder holds everything: `plan.json` (what was asked for), `checkpoint.pt`, th
 again with the same plan, a run that was interrupted goes on from its checkpoint and ends with the same drafter; with
 another plan it is refused.
 
-A pool (`train_pool`) is boost-tuned: each next draft model is trained on the answers that the ones before foresee
+A pool (`train_pool`) is boost-tuned: each next draft model is trained on the answers that the ones before predict
 least, so that together, merged into one tree, they cover more than copies of the best one would.
 """
 
@@ -123,7 +123,7 @@ def train_pool(
     on_step: OnStep = lambda step, entry: None,
     on_eval: OnEval = lambda entry: None,
 ) -> list[Trained]:
-    """`size` draft models; every next one learns from the half of the answers that the others foresee least."""
+    """`size` draft models; every next one learns from the half of the answers that the others predict least."""
     pool: list[Trained] = []
     best = np.zeros(len(corpus))  # accepted drafts per token, by the best drafter so far
     part = corpus
@@ -133,13 +133,13 @@ def train_pool(
             member, target, part, folder / f"draft-{i + 1}", name="draft", on_step=on_step, on_eval=on_eval
         )
         pool.append(trained)
-        best = np.maximum(best, foreseen(trained.recipe, target, corpus, plan.batch_tokens))
+        best = np.maximum(best, mean_right_drafts(trained.recipe, target, corpus, plan.batch_tokens))
         part = corpus.select(np.sort(np.argsort(best, kind="stable")[: max(2, len(corpus) // 2)]))
     return pool
 
 
 @torch.no_grad()
-def foreseen(
+def mean_right_drafts(
     recipe: Recipe, target: DenseTarget, corpus: Corpus, batch_tokens: int, num_tokens: int = 4
 ) -> NDArray[np.float64]:
     """[answers]: how many of `num_tokens` drafts are right, on the average over an answer's positions"""

@@ -16,7 +16,7 @@ from paceline.train.target import DenseCache, DenseTarget
 
 PREFILL_TOKENS = 65_536  # prompt tokens run together
 SLOTS_STEP = 64  # attention looks at the cache up to a multiple of this
-CHECK_EVERY = 16  # decode steps between looks at whether everybody has finished: a look waits for the device
+CHECK_EVERY = 16  # decode steps between checks whether all have finished: a check waits for the device
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 A verifier gets every request whose last token was in the pass, the draft that was verified with it, and the target's
 logits: each request's root row first, then one row per node in node order. It answers with the accepted path and one
-more token (recovered where a draft failed, bonus where all of it held).
+more token (recovered where a draft token was rejected, bonus where all were accepted).
 
     accepted token   a draft token that the rule let through
     recovered token  emitted where no child was accepted

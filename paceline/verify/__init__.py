@@ -4,7 +4,7 @@ enumeration.py   exact output distributions of the real rules, every random deci
 rules.py         ... for every rule, over random targets, drafters, trees and options
 workload.py      prompts and sampling settings, and plain decoding as the truth
 passes.py        hand-made passes over the decoder
-bits.py          a row's logits, bit for bit, in chunks, in company and in trees
+bits.py          a row's logits, bit for bit, in chunks, among other rows and in trees
 equality.py      greedy and seeded output against plain decoding, token for token; how many differ (share.py), and where
 forcing.py       each emitted token is the target's own choice, or tied with it within rounding (rounding.py)
 distribution.py  what the engine samples on the real model, against the model's own distribution

@@ -1,7 +1,7 @@
 """The decoder's own bits: a row alone, in chunks, among other rows at several places, and as a node of a tree.
 
 Answers show a kernel that rounds by the number of rows only where two tokens happen to be close. The logits show it at
-once, so this check is cheap and needs no luck.
+once, so this check is cheap and does not depend on chance.
 """
 
 import time
@@ -39,7 +39,7 @@ class Tally:
 
 
 class SameRows:
-    """One sequence, computed token by token, and the same tokens in other company."""
+    """One sequence, computed token by token, and the same tokens among other rows."""
 
     def __init__(self, workload: Workload) -> None:
         sequences = sorted(workload.sequences(), key=len)

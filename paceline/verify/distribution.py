@@ -2,7 +2,7 @@
 
 Many requests with the same prompt and different seeds each emit a few tokens. The first comes from the prompt's own
 pass; the second is verified against a draft, and given the first its distribution is known: the model's own answer to
-prompt + first token. The counts of second tokens are tested twice, and each test says how often it would cry wolf:
+prompt + first token. The counts of second tokens are tested twice; each test states its odds of failing by chance:
 
 - chi-square over the tokens expected at least five times, the others pooled;
 - total variation, against the most that sampling noise explains (its mean, and McDiarmid's bound on the deviation).

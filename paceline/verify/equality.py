@@ -1,6 +1,6 @@
 """Greedy and seeded output, token for token, against plain decoding of one request at a time.
 
-Plain decoding in a batch is a case like any other: where it differs, batching is to blame and not speculation."""
+Plain decoding in a batch is a case like any other: where it differs, the cause is batching and not speculation."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence

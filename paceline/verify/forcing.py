@@ -1,8 +1,8 @@
 """Teacher forcing: fed its own output, the target would have chosen each token itself.
 
-This does not compare two runs but asks the model about one: at every position the emitted token must be its choice (the
-argmax; of a seeded request, with the noise of its seed), or tied with it within the backend's rounding. It holds on
-every backend, also where equality cannot be promised, and tells rounding from an answer that is wrong.
+This does not compare two runs but checks one against the model: at every position the emitted token must be its choice
+(the argmax; of a seeded request, with the noise of its seed), or tied with it within the backend's rounding. It holds
+on every backend, also where equality cannot be promised, and tells rounding from an answer that is wrong.
 """
 
 import time

@@ -45,7 +45,7 @@ def test_a_gap_counts_for_the_attack_under_way_when_it_ended(hostile: ModuleType
     assert slices.of("gap") == {"none": [0.5], "deep JSON": [5.0]}
 
 
-def test_a_run_in_which_nobody_noticed_anything_meets_every_target(hostile: ModuleType, findings: Any) -> None:
+def test_a_run_in_which_no_friend_was_delayed_meets_every_target(hostile: ModuleType, findings: Any) -> None:
     assert hostile.report(finished(findings, 0.10, 0.14))
 
 

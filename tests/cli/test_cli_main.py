@@ -69,7 +69,7 @@ def test_demo_ends_with_its_table_and_tells_whether_tokens_agree(run: Run) -> No
     assert "tokens per pass" in err
 
 
-def test_the_demo_admits_a_loss_and_a_difference() -> None:
+def test_the_demo_reports_a_loss_and_a_difference() -> None:
     from paceline.cli.demo import Side
 
     slow = _result("chat", [Side([1, 2], 100.0, 1.0)], [Side([1, 2], 50.0, 1.2)])

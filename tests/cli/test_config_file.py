@@ -27,7 +27,7 @@ def write(folder: Path, options: Any, name: str = "serve.json") -> str:
     return str(path)
 
 
-def test_a_file_is_as_good_as_typing(tmp_path: Path, started: dict[str, Any]) -> None:  # noqa: F811
+def test_options_in_a_file_work_as_on_the_command_line(tmp_path: Path, started: dict[str, Any]) -> None:  # noqa: F811
     assert main(["serve", "--config", write(tmp_path, OPTIONS)]) == 0
     assert started["model"] == "some-model" and started["port"] == 9000
     assert started["options"]["max_num_seqs"] == 5 and started["options"]["enable_prefix_caching"] is False
@@ -35,7 +35,7 @@ def test_a_file_is_as_good_as_typing(tmp_path: Path, started: dict[str, Any]) ->
     assert started["speculative"] == OPTIONS["speculative_config"]
 
 
-def test_yaml_says_the_same(tmp_path: Path, started: dict[str, Any]) -> None:  # noqa: F811
+def test_yaml_and_json_files_give_the_same_options(tmp_path: Path, started: dict[str, Any]) -> None:  # noqa: F811
     text = "port: 9000\nspeculative_config:\n  method: suffix\n  num_speculative_tokens: 8\n"
     assert main(["serve", f"--config={write(tmp_path, text, 'serve.yaml')}"]) == 0
     assert started["port"] == 9000 and started["speculative"] == OPTIONS["speculative_config"]
@@ -119,7 +119,7 @@ def test_a_key_is_text_or_refused_and_is_not_shown(
     assert started["config"].api_keys == ("0123", "b")
 
 
-def test_a_missing_file_and_broken_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_and_broken_yaml_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--config", str(tmp_path / "nothing.json")]) == 2
     assert "cannot read" in capsys.readouterr().err
     assert main(["serve", "--config", write(tmp_path, "a: [1", "serve.yml")]) == 2

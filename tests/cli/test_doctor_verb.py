@@ -23,7 +23,9 @@ def toy() -> LoadedModel:
     return LoadedModel("toy", None, CONFIG, decoder, None, "native")  # type: ignore[arg-type]
 
 
-def test_machine_only(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_model_only_the_machine_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(native, "measure_bandwidth", lambda threads: 1e9 * threads)
     assert main(["doctor", "--no-model", "--json", "--num-threads", "2"]) == 0
     report = json.loads(capsys.readouterr().out)

@@ -23,7 +23,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_before_anything_was_fetched(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_before_the_first_fetch_no_model_is_shown_as_cached(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 0
     out = capsys.readouterr().out
     assert "smollm2-135m (default)" in out and "fetched on first use" in out and "93 MB" in out
@@ -33,7 +33,7 @@ def test_before_anything_was_fetched(cache: Path, capsys: pytest.CaptureFixture[
     assert described["models"][0]["cached"] is False and described["models"][0]["path"] is None
 
 
-def test_after_it_was_fetched(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_fetched_model_is_shown_as_cached(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = cache / "smollm2-135m-v1"
     folder.mkdir()
     (folder / "config.json").write_bytes(b"{}")

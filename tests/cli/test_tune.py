@@ -28,7 +28,7 @@ def test_a_tree_is_recommended(capsys: pytest.CaptureFixture[str]) -> None:
     assert "a pass takes" in capsys.readouterr().out
 
 
-def test_nonsense_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", "layer-skip", "--evaluations", "0"]) == 2
     assert "--evaluations must be at least 1" in capsys.readouterr().err
     assert main(["tune", "tree", "--prompts", "1", "--data", "no-such-file.jsonl"]) == 2

@@ -29,7 +29,9 @@ def tune(*arguments: str) -> int:
     return main(["tune", "tree", *arguments])
 
 
-def test_the_table_and_a_configuration(recorded: str, curve: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_prints_the_table_and_writes_a_configuration(
+    recorded: str, curve: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert tune(recorded, "--curve", curve, "--nodes", "2", "6") == 0
     out = capsys.readouterr().out
     assert "chances from 2 requests, judged on 2 others" in out
@@ -47,9 +49,11 @@ def test_without_a_curve_it_says_why_the_largest_wins(recorded: str, capsys: pyt
     assert '"suffix_decoding_max_spec_factor": 8' in out
 
 
-def test_nothing_pays_where_rows_are_dear(recorded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "dear.json").write_text('{"1": 0.1, "2": 0.9}')
-    assert tune(recorded, "--method", "ngram", "--curve", str(tmp_path / "dear.json"), "--nodes", "2") == 0
+def test_no_tree_is_recommended_where_rows_are_expensive(
+    recorded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "expensive.json").write_text('{"1": 0.1, "2": 0.9}')
+    assert tune(recorded, "--method", "ngram", "--curve", str(tmp_path / "expensive.json"), "--nodes", "2") == 0
     assert "no tree pays" in capsys.readouterr().out
 
 
@@ -88,7 +92,9 @@ def test_the_file_is_one_that_serve_takes(recorded: str, tmp_path: Path, capsys:
     ],
     ids=str,
 )
-def test_errors_teach(arguments: list[str], says: str, recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_say_what_to_do(
+    arguments: list[str], says: str, recorded: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert tune(*[recorded if word == "RECORDING" else word for word in arguments]) == 2
     assert says in capsys.readouterr().err
 
@@ -97,7 +103,9 @@ def test_errors_teach(arguments: list[str], says: str, recorded: str, capsys: py
     ("text", "says"),
     [("", "holds no answers"), ("[1]\n", "not a recording"), ('{"a": 1}\n', "not a recording"), ("x", "not a record")],
 )
-def test_a_file_that_is_no_recording(text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_recording_is_refused(
+    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "r.jsonl").write_text(text)
     assert tune(str(tmp_path / "r.jsonl")) == 2
     assert says in capsys.readouterr().err

@@ -32,7 +32,7 @@ def counted(parts: Sequence[tuple[DraftTree, list[int], int]]) -> DraftCounts:
     return counts
 
 
-def test_a_pass_counts_its_nodes_for_everybody_who_drafted_them() -> None:
+def test_a_pass_counts_its_nodes_for_every_member_that_drafted_them() -> None:
     tree = DraftTree([1, 2, 3], [-1, 0, 0], members=[("ngram", "suffix"), ("ngram",), ("suffix",)])
     counts = counted([(tree, [0, 2], 3), (tree, [], 1)])
     assert (counts.num_steps, counts.num_drafts, counts.num_emitted_tokens) == (2, 2, 4)

@@ -116,6 +116,6 @@ def request_rows(draw: st.DrawFn, block_size: int) -> RequestRows:
 
 
 @given(st.data(), st.sampled_from([1, 2, 4, 16]))
-def test_a_pass_is_what_the_words_say(data: st.DataObject, block_size: int) -> None:
+def test_a_packed_pass_agrees_with_its_description(data: st.DataObject, block_size: int) -> None:
     entries = data.draw(st.lists(request_rows(block_size), min_size=1, max_size=5))
     assert packed(*entries, block_size=block_size) == described(*entries, block_size=block_size)

@@ -68,7 +68,7 @@ def test_cutting_by_one_limit_keeps_all_that_fits_it(tree: DraftTree, limit: int
 
 
 @given(trees(), st.data())
-def test_the_nodes_that_are_kept_say_what_they_said(tree: DraftTree, data: st.DataObject) -> None:
+def test_nodes_that_are_kept_keep_everything_known_of_them(tree: DraftTree, data: st.DataObject) -> None:
     drawn = data.draw(st.sets(st.integers(0, max(0, len(tree) - 1)))) if len(tree) else set()
     nodes = sorted({ancestor for node in drawn for ancestor in tree.ancestors(node)})
     kept = tree.keep(nodes)

@@ -1,4 +1,4 @@
-"""`AsyncLLM`: one request cannot end another's stream, and an engine that stops says so to everybody."""
+"""`AsyncLLM`: one request cannot end another's stream, and an engine that stops says so to every stream."""
 
 import asyncio
 import threading
@@ -15,7 +15,7 @@ from paceline.errors import EngineDeadError, InvalidOptionError, InvalidRequestE
 from tests.bench.toy_llm import toy_model
 
 SMALL: dict[str, Any] = {"num_kv_blocks": 32, "block_size": 8, "max_num_seqs": 8}
-FRIENDLY = SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)
+NEIGHBOUR_OPTIONS = SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True)
 
 
 async def text_of(engine: AsyncLLM, params: SamplingParams, prompt: Any = (1, 2, 3)) -> str:
@@ -27,17 +27,17 @@ async def text_of(engine: AsyncLLM, params: SamplingParams, prompt: Any = (1, 2,
     return text
 
 
-async def beside_a_friend(engine: AsyncLLM, params: dict[str, Any]) -> BaseException | str:
-    """The friend's text must be what it is alone, and the engine must serve afterwards."""
-    alone = await text_of(engine, FRIENDLY)
-    friend = asyncio.create_task(text_of(engine, FRIENDLY))
+async def beside_a_neighbour(engine: AsyncLLM, params: dict[str, Any]) -> BaseException | str:
+    """The neighbour's text must be what it is alone, and the engine must serve afterwards."""
+    alone = await text_of(engine, NEIGHBOUR_OPTIONS)
+    neighbour = asyncio.create_task(text_of(engine, NEIGHBOUR_OPTIONS))
     await asyncio.sleep(0)
     found: BaseException | str
     try:
         found = await text_of(engine, SamplingParams(**params))
     except PacelineError as error:
         found = error
-    assert await friend == alone and await text_of(engine, FRIENDLY) == alone
+    assert await neighbour == alone and await text_of(engine, NEIGHBOUR_OPTIONS) == alone
     engine.engine.core.check_integrity()
     return found
 
@@ -45,19 +45,19 @@ async def beside_a_friend(engine: AsyncLLM, params: dict[str, Any]) -> BaseExcep
 def run_beside(params: dict[str, Any], speculative: dict[str, Any] | None = None) -> BaseException | str:
     async def scenario() -> BaseException | str:
         with AsyncLLM(toy_model(), speculative or {"method": "ngram"}, **SMALL) as engine:
-            return await beside_a_friend(engine, params)
+            return await beside_a_neighbour(engine, params)
 
     return asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("temperature", [1e-46, 5e-324, 1e-40])
 @pytest.mark.parametrize("method", ["none", "auto"])
-def test_a_subnormal_temperature_is_greedy_and_kills_nobody(temperature: float, method: str) -> None:
+def test_a_subnormal_temperature_is_greedy_and_ends_no_other_request(temperature: float, method: str) -> None:
     greedy = run_beside({"temperature": 0.0}, {"method": method})
     assert run_beside({"temperature": temperature}, {"method": method}) == greedy
 
 
-def test_a_temperature_of_none_is_refused_and_kills_nobody() -> None:
+def test_a_temperature_of_none_is_refused_and_ends_no_other_request() -> None:
     error = run_beside({"temperature": None})
     assert isinstance(error, InvalidOptionError) and "temperature must be a number" in str(error)
 
@@ -104,7 +104,7 @@ def test_an_id_that_another_calls_sample_has_is_refused_and_both_calls_stay_apar
             first = engine.generate({"prompt_token_ids": [1, 2]}, two, request_id="call")  # samples call-0 and call-1
             await anext(first)
             with pytest.raises(InvalidRequestError, match="'call-1' is in use"):
-                await anext(engine.generate({"prompt_token_ids": [3]}, FRIENDLY, request_id="call-1"))
+                await anext(engine.generate({"prompt_token_ids": [3]}, NEIGHBOUR_OPTIONS, request_id="call-1"))
             lengths = [[len(one.token_ids) for one in output.outputs] async for output in first]
             assert lengths[-1] == [100, 100]
             engine.engine.core.check_integrity()
@@ -126,7 +126,7 @@ def test_an_engine_that_stops_ends_every_stream_and_says_so(error: BaseException
             raise ValueError("nobody hears this")
 
         engine = AsyncLLM(model, {"method": "none"}, on_death=on_death, **SMALL)
-        stream = engine.generate({"prompt_token_ids": [1, 2, 3]}, FRIENDLY)
+        stream = engine.generate({"prompt_token_ids": [1, 2, 3]}, NEIGHBOUR_OPTIONS)
         await anext(stream)
         assert engine.death is None
 
@@ -134,7 +134,7 @@ def test_an_engine_that_stops_ends_every_stream_and_says_so(error: BaseException
             raise error
 
         model.decoder.forward = broken  # type: ignore[method-assign, assignment]
-        for running in (stream, engine.generate({"prompt_token_ids": [4]}, FRIENDLY)):
+        for running in (stream, engine.generate({"prompt_token_ids": [4]}, NEIGHBOUR_OPTIONS)):
             with pytest.raises(EngineDeadError, match="internal error"):
                 async for _ in running:
                     pass
@@ -144,7 +144,7 @@ def test_an_engine_that_stops_ends_every_stream_and_says_so(error: BaseException
     asyncio.run(scenario())
 
 
-def test_a_shutdown_is_no_death() -> None:
+def test_a_shutdown_is_not_reported_as_a_death() -> None:
     told: list[Exception] = []
     with AsyncLLM(toy_model(), {"method": "none"}, on_death=told.append, **SMALL):
         pass
@@ -162,7 +162,7 @@ def test_heavy_options_are_prepared_in_another_thread_than_the_engines_and_the_l
                 return make(*args)
 
             engine.engine.processor.job = job  # type: ignore[method-assign]
-            light = await text_of(engine, FRIENDLY)
+            light = await text_of(engine, NEIGHBOUR_OPTIONS)
             stop = [f"never {i}" for i in range(5_000)]
             heavy = SamplingParams(temperature=1.0, seed=3, max_tokens=40, ignore_eos=True, stop=stop)
             assert await text_of(engine, heavy) == light

@@ -41,7 +41,7 @@ def test_a_prefix_is_found_by_the_same_salt_only() -> None:
 
 
 def first_drafts(core: EngineCore, request: Request) -> set[tuple[int, ...]]:
-    """The paths that are drafted right after the prompt was read; how sure the drafter is may come from everybody."""
+    """The paths drafted right after the prompt was read. Their confidence may be learned from all requests."""
     core.add_request(request)
     core.step()
     draft = request.draft

@@ -291,27 +291,27 @@ def long_prompt(length: int) -> list[int]:
 
 
 def longest_pass(limit_s: float | None, row_s: float) -> tuple[int, list[int], list[int]]:
-    """(rows of the longest pass while somebody decodes, and both outputs)."""
+    """(rows of the longest pass while a request decodes, and both outputs)."""
     core = core_with_slow_rows(row_s, limit_s, max_num_batched_tokens=256, num_blocks=64)
-    friend = core.add_request(toy_request("friend", [1, 2, 3], seed=1, max_tokens=60, ignore_eos=True)).request
+    neighbour = core.add_request(toy_request("neighbour", [1, 2, 3], seed=1, max_tokens=60, ignore_eos=True)).request
     core.step()
     other = core.add_request(toy_request("long", long_prompt(150), seed=2)).request
     longest = 0
     while core.has_requests:
-        is_decoding = not friend.finished
+        is_decoding = not neighbour.finished
         core.step()
         core.check_integrity()
         if is_decoding:
             longest = max(longest, rows_of_last_pass(core))
-    return longest, friend.output_token_ids, other.output_token_ids
+    return longest, neighbour.output_token_ids, other.output_token_ids
 
 
 def test_a_prompt_lengthens_a_pass_by_no_more_than_the_limit() -> None:
-    free, friend, other = longest_pass(None, 0.001)
+    free, neighbour, other = longest_pass(None, 0.001)
     assert free == 151
-    limited, same_friend, same_other = longest_pass(0.03, 0.001)
-    assert limited == 31 and (same_friend, same_other) == (friend, other)
-    assert longest_pass(0.03, 1.0)[0] == 5  # slow rows: a prompt gets on all the same
+    limited, same_neighbour, same_other = longest_pass(0.03, 0.001)
+    assert limited == 31 and (same_neighbour, same_other) == (neighbour, other)
+    assert longest_pass(0.03, 1.0)[0] == 5  # slow rows: a prompt makes progress all the same
     assert longest_pass(0.03, 1e-9)[0] == free
 
 
@@ -323,11 +323,13 @@ def test_a_prompt_alone_is_read_in_longer_passes() -> None:
 
 
 @pytest.mark.parametrize(("num_decoding", "context_s"), [(0, 0.0), (2, 0.0), (2, 1.0)])
-def test_a_first_token_does_not_wait_for_somebody_elses_long_prompt(num_decoding: int, context_s: float) -> None:
+def test_a_first_token_does_not_wait_for_the_long_prompt_of_another_request(
+    num_decoding: int, context_s: float
+) -> None:
     core = core_with_slow_rows(0.001, 0.02, max_num_batched_tokens=64, num_blocks=128)
     core.scheduler.row_cost.context_s = context_s  # 1 s: a few rows after a long context take all the time there is
     for i in range(num_decoding):
-        core.add_request(toy_request(f"friend {i}", [1, 2, i], max_tokens=60, ignore_eos=True))
+        core.add_request(toy_request(f"neighbour {i}", [1, 2, i], max_tokens=60, ignore_eos=True))
     core.step()
     long = core.add_request(toy_request("long", long_prompt(240), seed=2)).request
     core.step()
@@ -337,7 +339,7 @@ def test_a_first_token_does_not_wait_for_somebody_elses_long_prompt(num_decoding
         core.step()
         core.check_integrity()
         assert short.finished
-        assert long.finished or long.num_computed_tokens > before  # and the long one gets on
+        assert long.finished or long.num_computed_tokens > before  # and the long one makes progress
 
 
 def test_a_draft_lengthens_a_pass_by_no_more_than_the_limit() -> None:
@@ -359,9 +361,9 @@ def test_one_call_with_many_samples_leaves_half_of_the_seats_to_others() -> None
         request = toy_request(f"many-{i}", [1, 2, i % 20], max_tokens=20, ignore_eos=True)
         core.add_request(replace(request, call_id="many"))
     core.step()
-    assert len(core.scheduler.running) == 8  # nobody else is there
-    friend = core.add_request(replace(toy_request("friend", [5, 6], max_tokens=4), call_id="friend")).request
-    while core.has_requests and not friend.finished:
+    assert len(core.scheduler.running) == 8  # there is no other call
+    neighbour = core.add_request(replace(toy_request("neighbour", [5, 6], max_tokens=4), call_id="neighbour")).request
+    while core.has_requests and not neighbour.finished:
         core.step()
         core.check_integrity()
     others = [toy_request(f"other {i}", [7, i], max_tokens=8, ignore_eos=True) for i in range(3)]

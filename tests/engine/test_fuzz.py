@@ -1,4 +1,4 @@
-"""Requests with extreme options, and parts that raise, beside friends: each gets an answer, or an error of its own."""
+"""Requests with extreme options, and parts that raise, beside others: each gets an answer, or an error of its own."""
 
 import math
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from paceline.engine.core import EngineCore
 from paceline.engine.job import Job
 from paceline.engine.processor import Processor
 from paceline.errors import PacelineError, RequestFailedError
-from tests.engine.test_isolation import BREAKS, FRIENDLY, POISON, BrokenDrafter, RaisingDecoder
+from tests.engine.test_isolation import BREAKS, NEIGHBOUR_TOKENS, POISON, BrokenDrafter, RaisingDecoder
 from tests.toy import EOS, VOCAB, ToyTokenizer, toy_core
 
 MAX_LEN = 40
@@ -90,9 +90,11 @@ def submit(core: EngineCore, name: str, prompt: Sequence[int], options: dict[str
     return job
 
 
-def friend(core: EngineCore, index: int) -> Job:
+def neighbour(core: EngineCore, index: int) -> Job:
     prompt, options = FRIENDS[index]
-    return submit(core, f"friend{index}", prompt, {"max_tokens": 14, "allowed_token_ids": FRIENDLY, **options})
+    return submit(
+        core, f"neighbour{index}", prompt, {"max_tokens": 14, "allowed_token_ids": NEIGHBOUR_TOKENS, **options}
+    )
 
 
 def run(core: EngineCore) -> None:
@@ -101,7 +103,7 @@ def run(core: EngineCore) -> None:
             return
         core.step()
         core.check_integrity()
-    raise AssertionError("somebody never ends")
+    raise AssertionError("a request never ends")
 
 
 def answer(job: Job) -> Any:
@@ -114,7 +116,7 @@ def truths() -> list[Any]:
     found = []
     for index in range(len(FRIENDS)):
         core = toy_core()
-        job = friend(core, index)
+        job = neighbour(core, index)
         run(core)
         found.append(answer(job))
     return found
@@ -147,15 +149,15 @@ def test_every_request_gets_an_answer_or_an_error_of_its_own(
     if observed:
         core.observers.append(raising_observer)
     jobs = []
-    friends = [friend(core, 0)]
+    neighbours = [neighbour(core, 0)]
     for number, (options, prompt) in enumerate(victims):
         try:
             jobs.append(submit(core, f"victim{number}", prompt, options))
         except PacelineError:
             core.check_integrity()
-    friends.append(friend(core, 1))
+    neighbours.append(neighbour(core, 1))
     run(core)
-    assert [answer(job) for job in friends] == TRUTHS
+    assert [answer(job) for job in neighbours] == TRUTHS
     assert core.kv.pool.num_free == core.kv.pool.num_blocks
     for job in jobs:
         output = job.output()

@@ -22,7 +22,7 @@ from tests.bench.toy_llm import toy_model
 from tests.toy import EOS, VOCAB, ToyTokenizer, run_all, toy_core, toy_request
 
 POISON = 7  # a token that the decoder below cannot decode, and that the victim always emits
-FRIENDLY = [token for token in range(EOS) if token != POISON]
+NEIGHBOUR_TOKENS = [token for token in range(EOS) if token != POISON]
 PROMPTS = [[1, 2, 3], [4, 5], [9, 8, 6, 5, 4, 3, 2, 1, 0, 11], [13]]
 
 
@@ -37,17 +37,17 @@ class RaisingDecoder(ToyTokenizer):
         return super().decode(token_ids, skip_special_tokens)
 
 
-def friends(**options: object) -> list[Request]:
-    options = {"allowed_token_ids": FRIENDLY, "temperature": 1.0} | options
-    return [toy_request(f"friend{i}", prompt, 12, i, **options) for i, prompt in enumerate(PROMPTS)]
+def neighbours(**options: object) -> list[Request]:
+    options = {"allowed_token_ids": NEIGHBOUR_TOKENS, "temperature": 1.0} | options
+    return [toy_request(f"neighbour{i}", prompt, 12, i, **options) for i, prompt in enumerate(PROMPTS)]
 
 
-TRUTH = [run_all(toy_core(), [request])[0] for request in friends()]
+TRUTH = [run_all(toy_core(), [request])[0] for request in neighbours()]
 
 
 def run_beside(core: EngineCore, victim: Request) -> None:
-    """The victim in the middle of friends, all in one batch; the friends get what they get alone."""
-    batch = friends()
+    """The victim in the middle of neighbours, all in one batch; each neighbour has the output it has alone."""
+    batch = neighbours()
     run_all(core, [*batch[:2], victim, *batch[2:]])
     assert [request.output_token_ids for request in batch] == TRUTH
     assert all(request.error is None for request in batch)
@@ -132,7 +132,7 @@ class PickyVerifier:
 
     def verify(self, requests: Any, drafts: Any, logits: torch.Tensor) -> list[VerifyResult]:
         if any(map(self.refuses, requests, drafts)):
-            raise IndexError("somebody in this batch")
+            raise IndexError("one of this batch")
         results: list[VerifyResult] = self.inner.verify(requests, drafts, logits)
         return results
 
@@ -218,7 +218,7 @@ def test_a_broken_drafter_ends_nothing_and_is_switched_off(breaks: str, caplog: 
     drafter = BrokenDrafter(breaks)
     core.speculator._proposers["ngram"] = drafter
     with caplog.at_level(logging.ERROR, "paceline"):
-        batch = friends()
+        batch = neighbours()
         assert run_all(core, batch) == TRUTH
     messages = [record.getMessage() for record in caplog.records if record.exc_info]
     assert len(messages) == 1, "the traceback is logged once"
@@ -226,7 +226,7 @@ def test_a_broken_drafter_ends_nothing_and_is_switched_off(breaks: str, caplog: 
     figures = core.speculator.stats()["ngram"]
     assert figures["num_failures"] >= MOST_FAILED_STEPS and figures["is_off"]
     asked = drafter.num_asked
-    assert run_all(core, friends()) == TRUTH and drafter.num_asked == asked
+    assert run_all(core, neighbours()) == TRUTH and drafter.num_asked == asked
 
 
 @pytest.mark.faults
@@ -234,7 +234,7 @@ def test_a_drafter_that_fails_now_and_then_stays_on() -> None:
     core = toy_core({"method": "ngram"})
     core.speculator._proposers["ngram"] = BrokenDrafter("propose", every=2)
     for _ in range(4):
-        assert run_all(core, friends()) == TRUTH
+        assert run_all(core, neighbours()) == TRUTH
     figures = core.speculator.stats()["ngram"]
     assert figures["num_failures"] > MOST_FAILED_STEPS and not figures["is_off"]
 
@@ -279,11 +279,11 @@ def test_a_raising_observer_is_dropped_and_the_others_are_told() -> None:
         raise KeyError("records")
 
     core.observers += [broken, lambda step: told.append(len(step.passes))]
-    assert run_all(core, friends()) == TRUTH
+    assert run_all(core, neighbours()) == TRUTH
     assert len(core.observers) == 1 and len(told) == core.clock.num_steps
 
 
-def test_a_word_that_takes_the_last_token_away_later_is_the_requests_own_fault() -> None:
+def test_a_bad_word_that_bans_the_last_token_ends_only_its_own_request() -> None:
     victim = toy_request("victim", [5], allowed_token_ids=[3, 4], ignore_eos=True)
     victim.bad_words = BadWords([(3, 3), (3, 4), (4, 3), (4, 4)])
     run_beside(toy_core(), victim)
@@ -292,11 +292,11 @@ def test_a_word_that_takes_the_last_token_away_later_is_the_requests_own_fault()
 
 def test_an_id_in_use_is_refused_and_its_owner_goes_on() -> None:
     core = toy_core()
-    batch = friends()
+    batch = neighbours()
     for request in batch:
         core.add_request(request)
-    with pytest.raises(InvalidRequestError, match="'friend1' is in use"):
-        core.add_request(toy_request("friend1", [1]))
+    with pytest.raises(InvalidRequestError, match="'neighbour1' is in use"):
+        core.add_request(toy_request("neighbour1", [1]))
     core.check_integrity()
     while core.has_requests:
         core.step()

@@ -67,7 +67,7 @@ def test_deltas_add_up_to_the_whole_state(options: dict[str, Any], method: str) 
     same(last, whole)
 
 
-def test_a_samples_end_is_told_once() -> None:
+def test_the_end_of_a_sample_is_in_one_delta_only() -> None:
     llm = LLM(toy_model(), {"method": "none"}, **SMALL)
     deltas = list(llm.stream(PROMPT, params(n=4, temperature=1.0, stop=["a", "b"]), output_kind=KINDS.DELTA))
     ends = [output.index for delta in deltas for output in delta.outputs if output.finish_reason is not None]
@@ -214,7 +214,7 @@ def test_the_last_token_of_a_long_answer_costs_what_the_first_one_does(options: 
     assert sum(copied[16:176]) == sum(copied[-176:-16]) < 160 * 40
 
 
-def test_the_count_sees_a_copy_of_the_whole_answer() -> None:
+def test_the_cost_test_detects_a_copy_of_the_whole_answer() -> None:
     """So that the test above can fail."""
     llm = LLM(endless_model(), {"method": "none"}, num_kv_blocks=256, block_size=16, max_model_len=4096)
     job = llm.submit(PROMPT, params(max_tokens=50, ignore_eos=True))

@@ -1,4 +1,4 @@
-"""Calls with many samples, beside others: what a pass leaves for later, and that nobody is forgotten."""
+"""Calls with many samples, beside others: what a pass leaves for later, and that every sample gets its turn."""
 
 import pytest
 
@@ -20,30 +20,30 @@ def left_out(decoding: list[Request], limit_s: float) -> set[str]:
     return samples_to_wait(decoding, lambda context: ROW_S, limit_s)
 
 
-def test_a_call_that_is_alone_is_never_held_up() -> None:
+def test_a_call_that_is_alone_is_never_delayed() -> None:
     assert left_out([sample("big", i, sampling_s=1.0) for i in range(8)], 0.01) == set()
 
 
-def test_requests_of_no_call_are_never_held_up() -> None:
+def test_requests_without_a_call_are_never_delayed() -> None:
     assert left_out([sample("", i, sampling_s=1.0) for i in range(8)], 0.01) == set()
 
 
 def test_extra_samples_fit_into_the_limit_and_one_of_each_call_runs_whatever_it_takes() -> None:
     slow = [sample("slow", i, sampling_s=0.004) for i in range(6)]
     slower = [sample("slower", i, sampling_s=1.0) for i in range(3)]
-    waiting = left_out([sample("friend", 0), *slow, *slower], 0.0151)
+    waiting = left_out([sample("neighbour", 0), *slow, *slower], 0.0151)
     assert waiting == {"slow-4", "slow-5", "slower-1", "slower-2"}  # three extra ones of 5 ms each fit
 
 
 def test_every_sample_takes_its_turn() -> None:
-    decoding = [sample("friend", 0), *(sample("big", i, sampling_s=0.004) for i in range(16))]
+    decoding = [sample("neighbour", 0), *(sample("big", i, sampling_s=0.004) for i in range(16))]
     passes = {request.request_id: 0 for request in decoding}
     for _ in range(60):
         waiting = left_out(decoding, 0.0151)
         note_waiting(decoding, waiting)
         for request in decoding:
             passes[request.request_id] += request.request_id not in waiting
-    assert passes.pop("friend-0") == 60
+    assert passes.pop("neighbour-0") == 60
     assert max(passes.values()) - min(passes.values()) <= 1  # 4 of 16 in each pass
     assert min(passes.values()) == 15
 
@@ -55,11 +55,11 @@ def core_with(limit_s: float | None) -> EngineCore:
     return core
 
 
-def test_held_up_samples_give_the_same_tokens_and_the_friend_is_in_every_pass() -> None:
+def test_delayed_samples_give_the_same_tokens_and_the_other_request_is_in_every_pass() -> None:
     def requests() -> list[Request]:
-        friend = toy_request("friend", [7, 8], seed=3, max_tokens=20, ignore_eos=True)
-        friend.call_id = "friend"
-        return [friend, *(sample("big", i) for i in range(12))]
+        neighbour = toy_request("neighbour", [7, 8], seed=3, max_tokens=20, ignore_eos=True)
+        neighbour.call_id = "neighbour"
+        return [neighbour, *(sample("big", i) for i in range(12))]
 
     truth = run_all(core_with(None), requests())
     core, given = core_with(4 * ROW_S), requests()
@@ -79,7 +79,7 @@ def test_held_up_samples_give_the_same_tokens_and_the_friend_is_in_every_pass() 
 
 
 @pytest.mark.parametrize("limit_s", [None, 1.0])
-def test_with_a_limit_the_first_sample_goes_ahead_and_the_others_find_its_prompt_cached(limit_s: float | None) -> None:
+def test_with_a_limit_the_first_sample_runs_first_and_the_others_find_its_prompt_cached(limit_s: float | None) -> None:
     core = core_with(limit_s)
     prompt = [i % 20 for i in range(12)]
     given = []
@@ -117,7 +117,7 @@ def test_several_calls_with_many_samples_leave_half_of_the_seats_to_others() -> 
     core.step()
     core.step()
     assert len(core.scheduler.running) <= 3 + 32 // 2
-    friend = core.add_request(toy_request("friend", [7, 8], seed=3, max_tokens=2, ignore_eos=True)).request
-    friend.call_id = "friend"
+    neighbour = core.add_request(toy_request("neighbour", [7, 8], seed=3, max_tokens=2, ignore_eos=True)).request
+    neighbour.call_id = "neighbour"
     core.step()
-    assert friend.num_output_tokens == 1
+    assert neighbour.num_output_tokens == 1

@@ -69,6 +69,6 @@ def test_a_prompt_that_the_model_cannot_take_is_refused(prompt: Any, message: st
         processor().job("call", prompt, SamplingParams())
 
 
-def test_a_word_that_the_model_cannot_say_is_not_looked_for() -> None:
+def test_a_bad_word_that_the_model_has_no_token_for_is_ignored() -> None:
     (request,) = processor().job("call", "ab", SamplingParams(bad_words=["~"])).requests
     assert not request.bad_words

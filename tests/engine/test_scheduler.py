@@ -1,4 +1,4 @@
-"""Who runs in a pass, with how many rows, and who has to wait: the scheduler alone, without a model."""
+"""Which requests run in a pass, with how many rows, and which wait: the scheduler alone, without a model."""
 
 from dataclasses import replace
 
@@ -83,7 +83,7 @@ def test_no_more_requests_run_than_there_are_seats() -> None:
     assert set(step(full)) == {"b", "c"}
 
 
-def test_a_draft_leaves_a_row_to_everybody_behind_it() -> None:
+def test_a_draft_leaves_a_row_to_every_request_after_it() -> None:
     busy = scheduler(rows=9)
     for request in decoding(busy, "a", "b", "c"):
         request.draft = DraftTree.chain([5] * 9)
@@ -116,7 +116,7 @@ def test_slots_for_the_next_draft_are_kept_behind_the_last_token() -> None:
     assert len(request.block_ids) * BLOCK >= request.num_tokens + 8
 
 
-def test_where_blocks_are_short_the_draft_goes_before_anybody_else() -> None:
+def test_where_blocks_are_short_a_draft_is_dropped_before_a_request_is_preempted() -> None:
     tight = scheduler(blocks=3)
     one, other = decoding(tight, "a", "b")
     one.draft = DraftTree.chain([5] * 9)
@@ -125,7 +125,7 @@ def test_where_blocks_are_short_the_draft_goes_before_anybody_else() -> None:
     assert (one.status, other.status) == (RequestStatus.RUNNING, RequestStatus.RUNNING)
 
 
-def test_the_newest_is_preempted_and_nobody_takes_its_room_in_the_same_pass() -> None:
+def test_the_newest_is_preempted_and_no_request_takes_its_blocks_in_the_same_pass() -> None:
     tight = scheduler(blocks=4, rows=4, seats=2)
     tight.kv.enable_prefix_caching = False  # so that a first chunk of b would fit into what it gave back
     old, new = decoding(tight, "a", "b")  # each in one block
@@ -173,7 +173,7 @@ def test_a_finished_request_gives_its_blocks_back_wherever_it_was() -> None:
 # From here on time counts: a row takes MS.
 
 
-def test_while_somebody_decodes_a_prompt_takes_no_longer_than_the_delay() -> None:
+def test_while_a_request_decodes_a_prompt_takes_no_longer_than_the_delay() -> None:
     timed = scheduler(delay_s=20 * MS, rows=256)
     decoding(timed, "a")
     add(timed, prompt_of("long", 100))
@@ -184,7 +184,7 @@ def test_while_somebody_decodes_a_prompt_takes_no_longer_than_the_delay() -> Non
     assert step(free)["long"] == (0, 100, 0)
 
 
-def test_where_nobody_decodes_a_pass_may_be_longer() -> None:
+def test_where_no_request_decodes_a_pass_may_be_longer() -> None:
     timed = scheduler(delay_s=10 * MS, rows=256)
     add(timed, prompt_of("long", 200))
     assert step(timed)["long"] == (0, 10 * SOLO_DELAYS, 0)
@@ -197,7 +197,7 @@ def test_the_oldest_prompt_gets_a_quarter_and_the_shortest_go_first() -> None:
     assert step(timed) == {"a": (3, 1, 0), "oldest": (0, 5, 0), "long": (0, 6, 0), "short": (0, 9, 0)}
 
 
-def test_the_oldest_prompt_gets_on_however_slow_rows_are() -> None:
+def test_the_oldest_prompt_makes_progress_however_slow_rows_are() -> None:
     timed = scheduler(delay_s=20 * MS, rows=256, row_s=1.0)
     decoding(timed, "a")
     add(timed, prompt_of("oldest", 100), prompt_of("long", 60))
@@ -228,14 +228,14 @@ def test_a_draft_takes_no_longer_than_the_delay_where_others_wait_for_it(
 def test_one_call_leaves_half_of_the_seats_to_others() -> None:
     timed = scheduler(seats=4, delay_s=1.0)
     many = [replace(prompt_of(f"m{i}", 3), call_id="many") for i in range(6)]
-    add(timed, *many, replace(prompt_of("friend", 3), call_id="friend"))
-    assert set(step(timed)) == {"m0", "m1", "friend"}
+    add(timed, *many, replace(prompt_of("neighbour", 3), call_id="neighbour"))
+    assert set(step(timed)) == {"m0", "m1", "neighbour"}
     alone = scheduler(seats=4, delay_s=1.0)
     add(alone, *[replace(prompt_of(f"m{i}", 3), call_id="many") for i in range(6)])
     assert set(step(alone)) == {"m0", "m1", "m2", "m3"}
 
 
-def test_passes_teach_what_rows_take() -> None:
+def test_the_cost_of_rows_is_learned_from_passes() -> None:
     timed = scheduler(delay_s=20 * MS, rows=256)
     decoding(timed, "a")
     add(timed, prompt_of("long", 200))

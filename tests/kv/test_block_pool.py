@@ -1,7 +1,7 @@
 from paceline.kv.block_pool import ROOT_HASH, BlockPool, hash_block
 
 
-def test_allocates_until_empty_and_says_so() -> None:
+def test_allocation_returns_none_when_too_few_blocks_are_free() -> None:
     pool = BlockPool(3)
     first = pool.allocate(2)
     assert first is not None and pool.num_free == 1

@@ -120,7 +120,7 @@ def test_prefixes_are_not_shared(reason: str) -> None:
     assert kv.reuse_prefix(second) == 0 and second.block_ids == []
 
 
-def test_integrity_is_lost_with_a_token_that_has_no_slot_or_a_block_of_two_owners() -> None:
+def test_a_token_without_a_slot_and_a_block_with_two_owners_fail_the_integrity_check() -> None:
     kv, request = manager(), toy_request("r", [1, 2, 3, 4, 5])
     kv.reserve(request, 4)
     kv.check_integrity([request])

@@ -29,7 +29,7 @@ def test_expected_table_agrees_with_the_simulator(capsys: pytest.CaptureFixture[
     assert all(abs(row["formula"] - row["simulator"]) <= 2.5 * row["+-"] for row in table)
 
 
-def test_speedup_says_turn_it_off(capsys: pytest.CaptureFixture[str]) -> None:
+def test_speedup_recommends_plain_decoding_where_nothing_pays(capsys: pytest.CaptureFixture[str]) -> None:
     table = rows(capsys, "speedup", "--acceptance", "0.05", "0.9", "--draft-ms", "2", "--target-ms", "10")
     assert [row["advice"] == "turn it off" for row in table] == [True, False]
 

@@ -1,4 +1,4 @@
-"""The newcomer's notebook runs from top to bottom, cell by cell, and says what its text promises."""
+"""The introductory notebook runs from top to bottom, cell by cell, and prints what its text says."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A message cannot speak with the template's voice: control tokens inside it are text."""
+"""Control tokens belong to the chat template: inside a message they are text."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def specials(tokenizer: Tokenizer, token_ids: list[int]) -> list[int]:
     return [token for token in token_ids if token in known]
 
 
-def test_a_forged_turn_is_text(tokenizer: Tokenizer) -> None:
+def test_a_control_token_in_a_message_is_text(tokenizer: Tokenizer) -> None:
     honest, forged = tokenizer.chat_token_ids(chat("Hi")), tokenizer.chat_token_ids(chat(FORGED))
     assert specials(tokenizer, forged) == specials(tokenizer, honest)
     assert FORGED in tokenizer.decode(forged, skip_special_tokens=False)

@@ -1,4 +1,4 @@
-"""The torch decoder's promise about bits, on weights made here: wherever its tensors lie, in whatever company.
+"""The torch decoder's promise about bits, on weights made here: wherever its tensors lie, in any batch.
 
 Needs no other library, so that it can run as another machine (tests/test_other_machines.py).
 """

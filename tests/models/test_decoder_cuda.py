@@ -1,4 +1,4 @@
-"""The decoder on a GPU: the same logits as on the CPU, and, with the Triton kernels, the same bits in any company."""
+"""The decoder on a GPU: the same logits as on the CPU, and, with the Triton kernels, the same bits in any batch."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def test_the_gpu_computes_what_the_cpu_does(variant: str, batch_invariant: bool,
 
 @pytest.mark.parametrize("variant", ["llama", "mistral-window", "qwen3"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_bits_do_not_depend_on_company_chunking_or_trees(variant: str, dtype: torch.dtype) -> None:
+def test_bits_do_not_depend_on_batch_chunking_or_trees(variant: str, dtype: torch.dtype) -> None:
     decoder = small_decoder(hf_model(variant), dtype=dtype, device="cuda", batch_invariant=True)
     pool = Pool(9, 100)
     prompt = tokens(decoder.config, 90, seed=3)

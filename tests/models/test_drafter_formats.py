@@ -1,4 +1,4 @@
-"""Small checkpoints in every published layout, with the traps that their readers have fallen into."""
+"""Small checkpoints in every published layout, with the mistakes that their readers have made."""
 
 import json
 from pathlib import Path
@@ -102,7 +102,7 @@ def test_draft_ids_are_offsets(pickled: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("layers", [None, [1, 5, 8], [2, 6, 9]], ids=["unsaid", "outputs", "inputs"])
-def test_layer_ids_mean_the_same_states_whoever_counts(layers: list[int] | None, tmp_path: Path) -> None:
+def test_layer_ids_of_all_formats_mean_the_same_states(layers: list[int] | None, tmp_path: Path) -> None:
     assert load_network("eagle3", str(specforge(tmp_path, layers)), Target()).config.hidden_layers == (2, 6, 9)
 
 

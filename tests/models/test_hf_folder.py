@@ -56,7 +56,7 @@ def test_the_expected_tensors_are_transformers_own(variant: str) -> None:
     assert expected_shapes(config_from_dict(hf_config_dict(variant))) == shapes
 
 
-def test_no_weights_at_all(tmp_path: Path) -> None:
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="holds no weights"):
         read_folder(tmp_path)
     save_file(weights(), tmp_path / "other.safetensors")
@@ -71,7 +71,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         read_folder(tmp_path)
 
 
-def test_an_index_without_a_map(tmp_path: Path) -> None:
+def test_an_index_without_a_map_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(ModelLoadError, match="weight_map"):
         read_folder(tmp_path)
@@ -114,6 +114,6 @@ def test_missing_extra_and_misshapen_tensors_are_named() -> None:
         check_weights({}, CONFIG, "here")
 
 
-def test_computed_buffers_and_a_tied_models_second_head_are_let_pass() -> None:
+def test_computed_buffers_and_a_tied_models_second_head_are_accepted() -> None:
     extra = weights() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}
     assert check_weights(extra, TIED, "here").keys() == expected_shapes(TIED).keys()

@@ -149,7 +149,7 @@ def test_without_native_kernels_torch_takes_over_and_says_so(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_other_dtypes_on_a_cpu(dtype: str, gguf_path: Path) -> None:
+def test_other_dtypes_run_on_a_cpu(dtype: str, gguf_path: Path) -> None:
     model = load_model(str(gguf_path), device="cpu", dtype=dtype, kernels="torch")
     assert model.decoder.dtype == getattr(torch, dtype)
     assert logits(model.decoder).isfinite().all()

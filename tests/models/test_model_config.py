@@ -108,7 +108,7 @@ def write(folder: Path, name: str, content: Any) -> None:
     (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
 
 
-def test_generation_config_has_the_last_word_on_the_end_tokens(tmp_path: Path) -> None:
+def test_end_tokens_of_generation_config_win(tmp_path: Path) -> None:
     write(tmp_path, "config.json", SMALL | {"architectures": ["LlamaForCausalLM"]})
     assert model_config(tmp_path).eos_token_ids == (2,)
     write(tmp_path, "generation_config.json", {"eos_token_id": [7, 8]})
@@ -143,7 +143,7 @@ def test_what_we_cannot_run_is_refused_by_name(changes: dict[str, Any], message:
         ({"rope_scaling": {"type": "linear"}}, "without a `factor`"),
     ],
 )
-def test_nonsense_is_refused_with_its_name(changes: dict[str, Any], message: str) -> None:
+def test_a_malformed_value_is_refused_and_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelLoadError, match=message):
         config(**changes)
 

@@ -240,7 +240,7 @@ def test_an_empty_pass_gives_nothing() -> None:
         ("logits_rows", 9, "rows"),
     ],
 )
-def test_wild_indices_are_refused(field: str, value: int, message: str) -> None:
+def test_indices_out_of_range_are_refused(field: str, value: int, message: str) -> None:
     decoder = bit_decoder(("float32", None))
     pool = Pool(1, 80)
     batch = pool.batch(Rows(0, 0, [1, 2, 3]))

@@ -26,7 +26,7 @@ def test_home_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert resolve_model("~/a.gguf") == tmp_path / "a.gguf"
 
 
-def test_what_is_no_model(tmp_path: Path) -> None:
+def test_a_path_that_is_no_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"neither config\.json nor a \.gguf file\. A model is an alias"):
         resolve_model(str(tmp_path))
     (tmp_path / "a.gguf").touch()
@@ -39,23 +39,23 @@ def test_what_is_no_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["no-such-model", "./nowhere", "/no/such/file.gguf", "missing/file.gguf", ""])
-def test_an_unknown_name_gets_the_list(name: str) -> None:
+def test_the_error_for_an_unknown_name_lists_the_known_ones(name: str) -> None:
     with pytest.raises(ModelLoadError, match=f"no such file, folder or alias.*{next(iter(ALIASES))}"):
         resolve_model(name)
 
 
-def test_a_slip_gets_a_suggestion() -> None:
+def test_the_error_for_a_misspelled_name_suggests_the_right_one() -> None:
     with pytest.raises(ModelLoadError, match=r"Did you mean smollm2-135m\?"):
         resolve_model("smollm-135m")
 
 
-def test_the_hub_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_package_the_hub_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ModelLoadError, match="pip install huggingface_hub"):
         resolve_model("some-org/some-model")
 
 
-def test_the_hub_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_hub_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import huggingface_hub
 
     def unreachable(*args: object, **options: object) -> str:

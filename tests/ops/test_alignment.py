@@ -91,7 +91,7 @@ def test_attention(dtype: torch.dtype, head_dim: int, kv_heads: int, heads: int)
 
 
 @pytest.mark.parametrize("head_dim", [8, 33, 64])
-def test_attention_of_a_row_alone_is_that_of_the_row_in_company(head_dim: int) -> None:
+def test_attention_of_a_row_is_the_same_alone_and_in_a_batch(head_dim: int) -> None:
     query, kv_layer = random(5, 3, head_dim), random(2, 64, 3, head_dim, seed=1)
     slots = [list(range(n)) for n in (1, 5, 17, 50, 33)]
     together = reference.paged_tree_attention(query, kv_layer, slots, None, 0.3)

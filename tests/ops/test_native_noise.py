@@ -84,7 +84,7 @@ def test_a_race_with_few_bits_of_logits_has_the_winner_of_numpy() -> None:
         assert race_winner(logits, 0.9, key_of(seed)) == race_by_numpy(logits, 0.9, key_of(seed))
 
 
-def test_who_wins_does_not_depend_on_where() -> None:
+def test_the_winner_does_not_depend_on_where_tokens_lie() -> None:
     """Each token in turn is the one that wins, from the first lane to the last, past whole blocks too."""
     for size in (70, 128):
         for token in range(size):

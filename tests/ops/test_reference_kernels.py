@@ -92,7 +92,7 @@ def _at_place_9_for_one_row_in_six(x: torch.Tensor) -> torch.Tensor:
 def test_where_the_place_matters_rows_are_multiplied_alone(
     rounding: Callable[[torch.Tensor], torch.Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The measurement itself: a BLAS that rounds differently at one place of a tile is found out."""
+    """The measurement itself: a BLAS that rounds differently at one place of a tile is detected."""
     honest = F.linear
     monkeypatch.setattr(linear.F, "linear", lambda x, w, b=None: honest(x, w, b) + rounding(x))
     linear.place_in_tile_is_free.cache_clear()
@@ -102,7 +102,7 @@ def test_where_the_place_matters_rows_are_multiplied_alone(
         linear.place_in_tile_is_free.cache_clear()
 
 
-def test_elementwise_rows_have_the_same_bits_in_any_company() -> None:
+def test_elementwise_rows_have_the_same_bits_in_any_batch() -> None:
     """Sizes that leave a remainder after any vector width, where a scalar tail could round differently."""
     x, weight = random(13, 2 * 37), random(2 * 37, seed=1)
     for kernel in (reference.silu_mul, lambda part: reference.rms_norm(part, weight, 1e-5)):

@@ -22,7 +22,7 @@ def test_chosen_rank_and_top() -> None:
     assert second.rank == 1 and next(iter(second.top)) == 0
 
 
-def test_no_top_and_more_than_there_are() -> None:
+def test_no_top_tokens_and_more_than_the_vocabulary_may_be_asked_for() -> None:
     assert token_logprobs(LOGITS, [1, 0], 0)[0].top == {}
     assert len(token_logprobs(LOGITS, [1, 0], 99)[0].top) == 4
     assert token_logprobs(LOGITS[:0], [], 3) == []

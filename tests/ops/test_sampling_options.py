@@ -249,7 +249,7 @@ def test_a_row_with_nothing_left_says_so() -> None:
 
 
 def test_options_that_leave_nothing_are_told_from_a_model_that_gives_nothing() -> None:
-    """The first is the caller's to mend, the second is not."""
+    """The caller can correct the first, not the second."""
     params = SamplingParams(allowed_token_ids=[4, 5])
     for temperature in (0.0, 1.0):
         params = dataclasses.replace(params, temperature=temperature)
@@ -359,7 +359,7 @@ def test_options_that_leave_one_token_pass_and_can_be_sampled(option: dict[str, 
     assert isinstance(choose_tokens([row], torch.zeros(1, VOCAB))[0], int)
 
 
-def test_sound_ids_pass() -> None:
+def test_ids_inside_the_vocabulary_pass() -> None:
     check_sampling(SamplingParams(logit_bias={0: 1.0}, allowed_token_ids=[VOCAB - 1], stop_token_ids=[3]), VOCAB)
 
 

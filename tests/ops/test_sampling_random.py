@@ -72,7 +72,7 @@ def test_uniforms_are_inside_and_uniform() -> None:
 
 
 def test_the_small_end_is_uniform_too() -> None:
-    """Who wins a race is decided near 0: scaled up by 2^12, the numbers below 2^-12 are uniform. Odds 1e-4."""
+    """A race is decided near 0: scaled up by 2^12, the numbers below 2^-12 are uniform. Odds 1e-4."""
     numbers = np.concatenate([keyed_uniform(noise_key(s, 9, Purpose.SAMPLE), 49152) for s in range(200)])
     small = numbers[numbers < 2.0**-12].astype(np.float64) * 2.0**12
     expected = len(numbers) * 2.0**-12

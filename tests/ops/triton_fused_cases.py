@@ -177,14 +177,14 @@ COMPANY: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("kernel", COMPANY)
-def test_bits_of_a_row_do_not_depend_on_its_company(kernel: str) -> None:
+def test_bits_of_a_row_do_not_depend_on_the_other_rows(kernel: str) -> None:
     """The last row, alone and as the last of many; its position is the same in all of them."""
     x = random(max(COMPANIES), HIDDEN, seed=0)
     rows = [COMPANY[kernel](x[-count:].contiguous())[-1] for count in COMPANIES]
     assert all(torch.equal(row, rows[0]) for row in rows)
 
 
-def test_bits_of_a_split_sum_do_not_depend_on_company() -> None:
+def test_bits_of_a_split_sum_do_not_depend_on_the_other_rows() -> None:
     x = random(17, 1300, seed=0)
     assert torch.equal(run_residual(x, splits=3)[-1], run_residual(x[-1:].contiguous(), splits=3)[0])
 

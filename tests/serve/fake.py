@@ -81,7 +81,7 @@ class FakeBackend:
         }
         member = {"asked": True, "state": "cheap", "num_asked": 9, "seconds": 0.002}
         decisions = {
-            "reasons": {"pays": 3, "too_dear": 1},
+            "reasons": {"pays": 3, "too_expensive": 1},
             "drafted_nodes": 9,
             "offered_nodes": 4,
             "members": {"a": member},

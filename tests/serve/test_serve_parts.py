@@ -94,7 +94,7 @@ def test_time_saved_is_shared_by_rows_in_a_batch_and_prompts_are_left_out() -> N
     assert savings.of_step(StepRecord([prompt, passed(4, 4)], 1.0)) == {}
 
 
-def test_a_clock_that_stands_still_breaks_no_estimate() -> None:
+def test_a_clock_that_does_not_advance_changes_no_estimate() -> None:
     savings = Savings()
     assert savings.of_step(StepRecord([passed(4, 4)], 0.0)) == {}
     savings.of_step(StepRecord([passed(0, 1)], 0.011))

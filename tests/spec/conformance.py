@@ -118,7 +118,7 @@ def drafts_beside_every_other_method(method: str) -> None:
 
 
 def forgets_requests_that_are_gone(method: str) -> None:
-    """Whatever a proposer maps request ids to is empty when nobody is left."""
+    """Whatever a proposer maps request ids to is empty when no request is left."""
     expected = plain()
     core = toy_core(config(method, sequences(expected)), **ROOM)
     run_all(core, requests(method, expected))

@@ -24,7 +24,7 @@ PASS_S = 0.004  # well above what a few rows of the toy take
 
 class KnownDecoder(ToyDecoder):
     """A target whose text repeats itself: what follows a token is always the same. A pass takes its time, whatever its
-    rows, so that drafts pay for whoever measures that."""
+    rows, so that drafts pay for a method that measures that."""
 
     def forward(self, *args: Any, **kwargs: Any) -> ForwardOutput:
         time.sleep(PASS_S)
@@ -97,7 +97,7 @@ def shapes(trees: Sequence[DraftTree]) -> list[tuple[list[int], list[int]]]:
 
 
 def core_has_proposer(method: str) -> bool:
-    """Plain decoding is built for no engine: there is nobody to ask."""
+    """Plain decoding is built for no engine: there is no proposer."""
     return PROPOSERS[method].drafts
 
 

@@ -72,7 +72,7 @@ class KeepsEveryRequest(Knows):
 
 
 class MixesRequests(Knows):
-    """Drafts for everybody what follows the first request's text."""
+    """Drafts for all requests what follows the first one's text."""
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         return [self.draft(step.requests[0], budget) for budget in budgets]

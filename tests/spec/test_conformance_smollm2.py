@@ -30,7 +30,7 @@ def truth(make: Callable[..., LLM]) -> list[list[int]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class MethodUnderTest:
     """A method set up on the real model, with all that its row says that it needs."""
 
     method: str
@@ -50,8 +50,8 @@ class Trial:
 
 
 @pytest.fixture(scope="module")
-def set_up(make: Callable[..., LLM], truth: list[list[int]]) -> Callable[..., Trial]:
-    def build(method: str, **options: Any) -> Trial:
+def set_up(make: Callable[..., LLM], truth: list[list[int]]) -> Callable[..., MethodUnderTest]:
+    def build(method: str, **options: Any) -> MethodUnderTest:
         row = PROPOSERS[method]
         told: dict[str, Any] = {}
         if row.told_by in row.options:
@@ -60,24 +60,24 @@ def set_up(make: Callable[..., LLM], truth: list[list[int]]) -> Callable[..., Tr
                 [*tokenizer.encode(text), *output] for text, output in zip(batch(32)[0], truth, strict=True)
             ]
         try:
-            return Trial(method, make({"method": method, **told}, **options), is_trained=True)
+            return MethodUnderTest(method, make({"method": method, **told}, **options), is_trained=True)
         except ModelLoadError:  # no network of this kind is shipped for the model
-            return Trial(method, make({"method": method, **row.example, **told}, **options), is_trained=False)
+            return MethodUnderTest(method, make({"method": method, **row.example, **told}, **options), is_trained=False)
 
     return build
 
 
 @pytest.mark.parametrize("method", PROPOSERS)
-def test_a_few_together(set_up: Callable[..., Trial], truth: list[list[int]], method: str) -> None:
+def test_a_few_together(set_up: Callable[..., MethodUnderTest], truth: list[list[int]], method: str) -> None:
     prompts, params = batch(8)
-    trial = set_up(method)
-    outputs = trial.llm.generate(prompts, trial.params(params, truth[:8]))
+    tested = set_up(method)
+    outputs = tested.llm.generate(prompts, tested.params(params, truth[:8]))
     assert tokens_of(outputs) == truth[:8]
-    row, stats = PROPOSERS[method], trial.llm.stats()["speculation"][method]
+    row, stats = PROPOSERS[method], tested.llm.stats()["speculation"][method]
     assert not stats.get("num_failures")
     if row.drafts and not row.by_time:  # by measured time drafts may not pay here
         assert stats["num_draft_tokens"] > 0, "nothing was ever drafted: this proves nothing"
-        assert stats["num_accepted_tokens"] > 0 or not trial.is_trained, "nothing was ever accepted"
+        assert stats["num_accepted_tokens"] > 0 or not tested.is_trained, "nothing was ever accepted"
 
 
 def test_methods_mixed_in_one_batch_of_32(make: Callable[..., LLM], truth: list[list[int]]) -> None:
@@ -93,40 +93,42 @@ def test_methods_mixed_in_one_batch_of_32(make: Callable[..., LLM], truth: list[
 
 
 @pytest.mark.parametrize("method", PROPOSERS)
-def test_preempted_chunked_and_cached(set_up: Callable[..., Trial], truth: list[list[int]], method: str) -> None:
+def test_preempted_chunked_and_cached(
+    set_up: Callable[..., MethodUnderTest], truth: list[list[int]], method: str
+) -> None:
     prompts, params = batch(8)
     small: dict[str, Any] = {"num_kv_blocks": 24, "kv_cache_memory_bytes": None, "max_model_len": 256}
-    trial = set_up(method, **small, max_num_batched_tokens=64)
+    tested = set_up(method, **small, max_num_batched_tokens=64)
     for _ in range(2):  # the second time prompts come from the prefix cache
-        assert tokens_of(trial.llm.generate(prompts, trial.params(params, truth[:8]))) == truth[:8]
+        assert tokens_of(tested.llm.generate(prompts, tested.params(params, truth[:8]))) == truth[:8]
 
 
 @pytest.mark.parametrize("method", PROPOSERS)
-def test_cancelled_in_mid_draft(set_up: Callable[..., Trial], truth: list[list[int]], method: str) -> None:
+def test_cancelled_in_mid_draft(set_up: Callable[..., MethodUnderTest], truth: list[list[int]], method: str) -> None:
     prompts, params = batch(3)
-    trial = set_up(method)
-    asked = trial.params(params, truth[:3])
-    for i, _ in enumerate(trial.llm.stream(prompts[2], asked[2])):
+    tested = set_up(method)
+    asked = tested.params(params, truth[:3])
+    for i, _ in enumerate(tested.llm.stream(prompts[2], asked[2])):
         if i == 3:
             break  # leaving the stream aborts the request
-    core = trial.llm.engine.core
+    core = tested.llm.engine.core
     core.check_integrity()
     assert not core.has_requests and core.kv.usage == 0.0
-    assert tokens_of(trial.llm.generate(prompts, asked)) == truth[:3]
+    assert tokens_of(tested.llm.generate(prompts, asked)) == truth[:3]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", PROPOSERS)
-def test_batch_of_32(set_up: Callable[..., Trial], truth: list[list[int]], method: str) -> None:
-    trial = set_up(method, max_num_batched_tokens=256)
+def test_batch_of_32(set_up: Callable[..., MethodUnderTest], truth: list[list[int]], method: str) -> None:
+    tested = set_up(method, max_num_batched_tokens=256)
     prompts, params = batch(32)
-    assert tokens_of(trial.llm.generate(prompts, trial.params(params, truth))) == truth
+    assert tokens_of(tested.llm.generate(prompts, tested.params(params, truth))) == truth
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", PROPOSERS)
-def test_each_alone(set_up: Callable[..., Trial], truth: list[list[int]], method: str) -> None:
-    trial = set_up(method)
+def test_each_alone(set_up: Callable[..., MethodUnderTest], truth: list[list[int]], method: str) -> None:
+    tested = set_up(method)
     prompts, params = batch(16)
-    for prompt, one, expected in zip(prompts, trial.params(params, truth[:16]), truth, strict=False):
-        assert tokens_of(trial.llm.generate(prompt, one)) == [expected]
+    for prompt, one, expected in zip(prompts, tested.params(params, truth[:16]), truth, strict=False):
+        assert tokens_of(tested.llm.generate(prompt, one)) == [expected]

@@ -39,7 +39,7 @@ def test_the_example_keeps_every_rule(echo: str, rule: str) -> None:
     RULES[rule](echo)
 
 
-def test_the_suite_tries_whatever_is_in_the_table() -> None:
+def test_the_suite_runs_every_method_of_the_table() -> None:
     """It is given the table itself, no list of its own: a row is all that a new method needs."""
     tried = {mark.args[0]: mark.args[1] for mark in the_suite.pytestmark}  # type: ignore[attr-defined]
     assert tried["method"] is PROPOSERS and tried["rule"] is RULES

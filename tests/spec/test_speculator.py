@@ -1,4 +1,4 @@
-"""The speculator asks proposers what they declare, and takes them at their word."""
+"""The speculator asks proposers what they declare, and acts on it."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ def test_a_proposer_that_says_so_is_neither_asked_nor_told() -> None:
     assert ngram.num_told == 2  # of the first pass, before anything was skipped, and of the last one
 
 
-def test_in_skipped_steps_it_is_told_who_is_gone() -> None:
+def test_in_skipped_steps_it_is_told_which_requests_ended() -> None:
     ngram = Drowsy(num_to_skip=10)
     run(with_proposers(ngram=ngram), num_steps=5, gone_at=3)
     assert ngram.num_told == 2
@@ -100,6 +100,6 @@ def test_the_clock_reaches_members_too() -> None:
 
 @pytest.mark.parametrize("method", PROPOSERS)
 def test_every_method_inherits_what_is_asked_of_it(method: str) -> None:
-    """So nobody has to look whether a proposer has an attribute."""
+    """So no caller has to check whether a proposer has an attribute."""
     module, _, name = PROPOSERS[method].target.partition(":")
     assert issubclass(getattr(importlib.import_module(module), name), Proposer)

@@ -8,7 +8,7 @@ from paceline.core.tree import DraftTree
 from paceline.spec.statistics import MethodStats
 
 
-def test_a_member_that_joins_while_the_figures_are_read_does_no_harm() -> None:
+def test_a_member_may_be_added_while_the_figures_are_read() -> None:
     stats = MethodStats()
 
     class Interrupted(DraftCounts):

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from paceline.cli.main import main
 from paceline.errors import InvalidOptionError
 from paceline.train.corpus import Corpus
-from paceline.train.run import Plan, choose_vocabulary, foreseen, train_drafter, train_pool
+from paceline.train.run import Plan, choose_vocabulary, mean_right_drafts, train_drafter, train_pool
 from paceline.train.target import DenseTarget
 from tests.models.small_gguf import write_model
 from tests.models.small_models import hf_model
@@ -97,9 +97,12 @@ def test_the_second_of_a_pool_learns_what_the_first_misses(target: DenseTarget, 
     plan = replace(PLAN, method="draft", steps=30, options={"num_layers": 1})
     first, second = train_pool(plan, target, corpus, tmp_path, 2)
     assert second.report["answers"] == len(corpus) // 2
-    right = foreseen(first.recipe, target, corpus, 2048)
+    right = mean_right_drafts(first.recipe, target, corpus, 2048)
     hardest = corpus.select(sorted(right.argsort(kind="stable")[: len(corpus) // 2]))
-    gains = foreseen(second.recipe, target, hardest, 2048).mean() - foreseen(first.recipe, target, hardest, 2048).mean()
+    by_first, by_second = (
+        mean_right_drafts(trained.recipe, target, hardest, 2048).mean() for trained in (first, second)
+    )
+    gains = by_second - by_first
     assert gains > 0
 
 

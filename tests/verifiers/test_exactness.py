@@ -1,4 +1,4 @@
-"""The enumerated output distribution of every exact rule equals the target's, for random everything."""
+"""The enumerated output distribution of every exact rule equals the target's, on random worlds and options."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,7 @@
 """Losslessness bugs that other engines shipped, each put into a copy of our rule: the check must see it.
 
-Every test asks one question of the real code and of a broken variant, and wants "exact" from the one and a visible
-error (total variation above VISIBLE) from the other. The numbers are those of the list in docs/sampling.md.
+Every test runs one check on the real code and on a broken variant. The first must be exact, the second must have a
+visible error (total variation above VISIBLE). The numbers are those of the list in docs/sampling.md.
 """
 
 from collections.abc import Callable, Sequence

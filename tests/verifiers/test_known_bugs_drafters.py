@@ -102,7 +102,9 @@ def test_every_draft_is_what_the_model_would_draft_from_scratch(pauses: bool) ->
     [(9, BelievesTheLastWasFed, False), (10, BelievesTheRejected, True), (19, NeverCatchesUp, True)],
     ids=["9", "10", "19"],
 )
-def test_kv_out_of_step_is_seen(bug: int, broken: type[Fed], pauses: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_toy_detects_kv_out_of_step(
+    bug: int, broken: type[Fed], pauses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draft = SeparateDrafter.draft
 
     def with_bug(self: SeparateDrafter, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[DraftTree]:

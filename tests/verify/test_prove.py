@@ -133,7 +133,7 @@ def test_the_statistics_agree_with_their_textbook_values() -> None:
     assert freedom == 1  # the third token is too rare for a cell of its own
 
 
-def test_total_variation_cries_wolf_only_when_there_is_one() -> None:
+def test_total_variation_fails_only_for_another_distribution() -> None:
     expected = {0: 0.5, 1: 0.5}
     assert excess_total_variation(Counter({0: 520, 1: 480}), expected, 1e-6) < 0
     assert excess_total_variation(Counter({0: 650, 1: 350}), expected, 1e-6) > 0

@@ -1,6 +1,6 @@
 """How quickly `auto` follows a change: random text, then repetitive text, then random again, in one running engine.
 
-Random text is sampled at temperature 1: greedy decoding of nonsense soon runs in circles, which is not random at all.
+Random text is sampled at temperature 1: greedy decoding of nonsense soon repeats itself, which is not random at all.
 
 In each phase all requests start together. The same phase is also run with every fixed setting on an engine of its own;
 the best of them is what auto should reach. Speeds are compared over windows of steps counted from the phase's start.

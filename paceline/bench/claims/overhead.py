@@ -1,8 +1,8 @@
 """The controller's own time, as a share of the step: without the drafting itself.
 
 Of a running engine: other prompts of the workload go before, so that it knows what passes and drafts cost. The figure
-is the median over several groups of requests: a machine that takes the processor away for 8 ms, as shared ones do,
-would else double the figure of whatever it interrupted."""
+is the median over several groups of requests: a shared machine may give the processor to others for 8 ms, which
+would otherwise double the figure of what it interrupted."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -4,7 +4,7 @@
     the same pair   its last two tokens stood earlier in this answer, or were rejected there: the nearest place counts
     the same token  likewise, by the last token alone
 
-Later places are left out: they know what comes, and a drafter that learned from them would look too good.
+Later places are left out: they contain what comes next, and a drafter that learned from them would look too good.
 """
 
 import bisect

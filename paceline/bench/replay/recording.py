@@ -1,8 +1,8 @@
 """What the target really said, kept for replay: prompts, outputs, and its likeliest tokens after every row verified.
 
 One JSON line per request. Drafters that look only at tokens need no more than the output. Token recycling learns from
-the target's likeliest tokens, after rejected nodes too: a recording made while recycling drafts holds both, and what it
-would hear in the same order where requests were answered one after the other. In a merged tree it hears of other nodes,
+the target's likeliest tokens, after rejected nodes too: a recording made while recycling drafts holds both, in the
+order in which recycling would see them where requests were answered one after the other. A merged tree has other nodes,
 so the requests are answered once more while `merge` drafts (`joined`).
 """
 

@@ -6,9 +6,11 @@
    the most expected tokens; the pass cost curve says which number pays.
 3. Replay every candidate as the configuration that a user would set. The model proposes, the replay decides.
 
-Chances come from one half of the requests and the candidates are judged on the other, so that none is chosen for what
-it knows by heart. The model takes every step for alike, and on real text it expects too little. A likely reason: a
-smaller tree's steps begin more often amid easy text, where the large tree of the measurement would have gone on.
+Chances come from one half of the requests and the candidates are judged on the other, so that none is chosen for
+what it has seen.
+
+The model takes all steps to be alike, and on real text it expects too few tokens. A likely reason: a smaller tree's
+steps begin more often inside easy text, where the large tree of the measurement would have gone on.
 """
 
 from collections import Counter

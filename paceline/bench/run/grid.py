@@ -139,7 +139,7 @@ class Grid:
 
 def parse_setting(text: str) -> Setting:
     if text == PLAIN:
-        return Setting(PLAIN, {"method": "none"})  # said outright: an engine without a word speculates by itself
+        return Setting(PLAIN, {"method": "none"})  # explicit: an engine without a configuration speculates
     name, separator, url = text.partition("=")
     if separator and url.startswith(("http://", "https://")):
         return Setting(name, url=url)

@@ -121,7 +121,7 @@ def length_of(index: int, typical: int) -> int:
 
 
 def run_lanes(lanes: Sequence[Lane]) -> None:
-    """Until all questions are answered. Turns are short, in random order: nobody always comes after the same one."""
+    """Until all questions are answered. Turns are short, in random order: none always comes after the same one."""
     rng, until_s = random.Random(0), 0.0
     while busy := [lane for lane in lanes if lane.is_busy]:
         until_s += TURN_S

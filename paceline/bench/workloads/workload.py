@@ -80,7 +80,7 @@ def _shipped(category: str) -> list[Prompt]:
 
 
 def _random_prompt(index: int) -> Prompt:
-    """Words without sense: the answer cannot be found in the prompt, and hardly in itself."""
+    """Random words: the answer can be copied neither from the prompt nor, mostly, from itself."""
     words = random.Random(f"{SHUFFLE_SEED}/{index}").choices(RANDOM_WORDS, k=40)
     return Prompt(f"random-{index}", "random", " ".join(words), chat=False)
 

@@ -3,7 +3,7 @@
 | file        | network                                                                 | drafts with            |
 |-------------|-------------------------------------------------------------------------|------------------------|
 | medusa.py   | residual heads on the target's last hidden state                        | no attention, no KV    |
-| eagle.py    | EAGLE-1 and 2: foresees the target's last hidden state, the target's head | its own KV             |
+| eagle.py    | EAGLE-1 and 2: predicts the target's last hidden state, the target's head | its own KV             |
 | eagle3.py   | EAGLE-3: three fused features, a head over a draft vocabulary           | its own KV             |
 | dflash.py   | DFlash: a block of masks filled at once, attending to fused features    | KV of the context only |
 | distilled.py| a small Llama made of a few of the target's layers                      | its own KV             |

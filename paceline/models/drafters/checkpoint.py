@@ -42,7 +42,7 @@ def draft_ids(offsets: Tensor | None, size: int, target: ModelConfig, folder: Pa
         if size != target.vocab_size:
             raise ModelLoadError(
                 f"{folder} has a head of {size} tokens but no d2t, and the target has {target.vocab_size}: without d2t "
-                "nobody knows which tokens are meant. Fetch the drafter again."
+                "it is not known which tokens are meant. Fetch the drafter again."
             )
         return torch.arange(size)
     ids = torch.arange(len(offsets)) + offsets.long()

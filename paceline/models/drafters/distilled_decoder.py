@@ -1,7 +1,7 @@
 """The distilled draft model as a decoder: what `draft_model` runs, on the CPU in one native call per pass.
 
 Its head knows a draft vocabulary only. The logits come out in the target's places, with -inf where a token is not in
-it, so that whoever uses the model need not know.
+it, so that callers need not know of it.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class DistilledDecoder:
     def _widen(self, narrow: Tensor) -> Tensor:
         """[rows, draft vocab] -> [rows, vocab]"""
         shape = narrow.shape[0], self.config.vocab_size
-        if self.device.type == "cpu":  # by numpy: PyTorch would wake its threads for so little
+        if self.device.type == "cpu":  # by numpy: PyTorch would start its threads for so little
             spread = np.full(shape, -np.inf, dtype=np.float32)
             spread[:, self._ids.numpy()] = narrow.numpy()
             return torch.from_numpy(spread)

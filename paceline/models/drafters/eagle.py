@@ -1,11 +1,11 @@
-"""EAGLE-1 (and EAGLE-2, which has the same weights): one decoder layer that foresees the target's last hidden state.
+"""EAGLE-1 (and EAGLE-2, which has the same weights): one decoder layer that predicts the target's last hidden state.
 
 The hidden state h_t, after the target's final norm, and the embedding of x_{t+1} are fused, fc([embedding; h_t]), and
 go through one Llama layer. What comes out is meant to *be* h_{t+1}: the target's own head turns it into scores for
 x_{t+2}, and the next draft step takes it in place of the true h_{t+1}. So there is no norm and no head to learn.
 
-The layer has no norm before its attention, because the first one has none in published files; a file that brings one
-is taken at its word. The pair (h_t, x_{t+1}) has rotary position t.
+The layer has no norm before its attention, because the first one has none in published files; where a file brings one,
+it is used. The pair (h_t, x_{t+1}) has rotary position t.
 """
 
 from dataclasses import dataclass

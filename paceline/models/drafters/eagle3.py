@@ -1,4 +1,4 @@
-"""EAGLE-3: one decoder layer that reads the target's mind three layers deep.
+"""EAGLE-3: one decoder layer that reads three of the target's hidden states.
 
 Three hidden states of the target at position t are fused, g_t = fc([low; mid; high]). The layer's attention sees
 cat(norm(embedding of x_{t+1}), norm(g_t)) and its residual stream is g_t, so that the output f_t is again a feature:

@@ -98,7 +98,7 @@ class NativeSuffix:
     def draft(
         self, own: NativeText, tokens: Sequence[int], num_nodes: int, max_depth: int
     ) -> tuple[DraftTree, list[int]] | None:
-        """Take in what is new of `tokens`, then draft: the tree and, by node, the length of the match it rests on.
+        """Take in what is new of `tokens`, then draft: the tree and, by node, the length of the match it comes from.
 
         None where the end of the text stood nowhere before."""
         if num_nodes > len(self._token_ids):

@@ -39,7 +39,7 @@ class Delta:
 
 
 class Cursor:
-    """How much of one choice was already told. `method`, where sources are wanted: who drafts for this choice."""
+    """How much of one choice was already told. `method`, where sources are wanted: the drafting method."""
 
     def __init__(self, index: int, tokenizer: Tokenizer, method: str | None = None) -> None:
         self.num_tokens = 0

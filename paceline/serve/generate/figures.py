@@ -12,7 +12,7 @@ PREDICTION = "prediction"  # the member that drafts from the client's expected t
 
 
 def usage(call: Call, cursors: Sequence[Cursor]) -> dict[str, Any]:
-    """OpenAI's token counts. Of a prediction: draft tokens of it that were accepted, and verified in vain."""
+    """OpenAI's token counts. Of a prediction: its draft tokens that were accepted, and those that were rejected."""
     num_prompt = sum(len(prompt) for prompt in call.prompts)
     num_completion = sum(cursor.num_tokens for cursor in cursors)
     predicted = [counts.by_member[PREDICTION] for counts in call.counts if PREDICTION in counts.by_member]

@@ -52,7 +52,7 @@ class EngineBackend:
 
     def when_dead(self, callback: Callable[[Exception], None]) -> None:
         self._llm.on_death = callback
-        if self._llm.death is not None:  # it died before anybody asked
+        if self._llm.death is not None:  # it died before this was called
             callback(self._llm.death)
 
     def shutdown(self) -> None:

@@ -33,7 +33,7 @@ class Backend(Protocol):
         self, token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str
     ) -> AsyncIterator[RequestOutput]: ...  # what is new since it was last asked; the last one is finished
 
-    def method_of(self, params: SamplingParams) -> str: ...  # who drafts for a request with these options
+    def method_of(self, params: SamplingParams) -> str: ...  # the drafting method of a request with these options
 
     def load(self) -> Load: ...
 

@@ -169,7 +169,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
     @app.get("/ready", tags=["operations"])
     async def ready() -> dict[str, str]:
-        """New work is welcome: what a load balancer should ask."""
+        """New work is taken: what a load balancer should ask."""
         if service.engine_dead or service.gate.draining:
             raise ApiError(503, "not taking new work: shutting down, or the engine is not running", code="not_ready")
         return {"status": "ready"}

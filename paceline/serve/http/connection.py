@@ -4,7 +4,7 @@ Keys, bodies and answers are the application's business (middleware.py). Here is
 
 - the first line and headers of a request have a size and a time limit; so has a connection that says nothing
 - trailers are not kept, and what a request sends in all is bounded, however its body is cut into chunks
-- an answer that comes before the end of the body closes the connection: nobody will read the rest
+- an answer that comes before the end of the body closes the connection: the rest is not read
 - a reader that takes nothing of its answer is cut off
 - connections are counted, in all and by client, and a client that opens them too fast waits (pace.py)
 
@@ -129,7 +129,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_headers = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_headers:  # later ones are trailers, which nobody reads
+        if self._in_headers:  # later ones are trailers, which are not read
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:

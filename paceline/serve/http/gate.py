@@ -1,4 +1,4 @@
-"""Who may come in, and how everybody gets out again.
+"""Which requests may run or wait, and how each of them ends.
 
 The gate counts sequences (prompts x n). What runs plus what waits is bounded; past that a client is told to come back.
 Each request holds a `Ticket`: its deadline, the client hanging up and the server going down all end it the same way,
@@ -107,7 +107,7 @@ class Gate:
         return max(1, min(MAX_RETRY_AFTER_S, math.ceil(self._mean_service_s * rounds)))
 
     def drain(self) -> None:
-        """Let nobody in any more."""
+        """Take no new requests."""
         self.draining = True
 
     def end_all(self) -> None:

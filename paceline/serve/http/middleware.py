@@ -57,7 +57,7 @@ class Guard:
                     await self._take_turn(scope)
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
-                if not body.complete:  # nobody will read the rest, so nothing can follow on this connection
+                if not body.complete:  # the rest is not read, so nothing can follow on this connection
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 
@@ -68,7 +68,7 @@ class Guard:
             body.check_length()
             await self._app(scope, body.receive, send_with_id)
         except ClientDisconnect:
-            pass  # it hung up while its body was read: there is nobody to answer
+            pass  # the client hung up while its body was read: there is nothing to answer
         except Exception as error:
             answer = as_api_error(error, request_id)
             if answer.status >= 500 and not isinstance(error, ApiError):
@@ -89,7 +89,7 @@ class Guard:
         self._metrics.http.inc(1, path, str(status or "gone"))
         call = scope.get(CALL)
         if call is None and path in ("/health", "/metrics", "/api/live", "other") and status < 500:
-            return  # polled every second: a line each would bury the rest
+            return  # polled every second: a line each would hide the rest
         details = {} if call is None else call.log_fields()
         log("request", id=scope[REQUEST_ID], path=path, status=status or "gone", seconds=round(seconds, 6), **details)
 

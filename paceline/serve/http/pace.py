@@ -3,7 +3,7 @@
 A generation is bounded by the queue. But opening connections, polling figures and sending requests that end in an error
 are cheap for a client, and each takes some of the interpreter's time from the streams of others. A client, which is an
 IP address here, has so many of them a second, and as many seconds' worth at once after a pause; later ones are delayed,
-not refused, so that a monitoring tool that polls too eagerly still gets its answers.
+not refused, so that a monitoring tool that polls too often still gets its answers.
 """
 
 import time

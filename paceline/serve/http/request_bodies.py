@@ -170,7 +170,7 @@ class GenerationRequest(Body):
     )
     prediction: Prediction | None = None
     return_speculation: StrictBool = Field(False, description="add what speculation did for this request")
-    return_token_sources: StrictBool = Field(False, description="add every token's text and who drafted it")
+    return_token_sources: StrictBool = Field(False, description="add every token's text and which drafter it came from")
     # labels: they never change an answer
     user: str | None = None
     metadata: dict[str, str] | None = None

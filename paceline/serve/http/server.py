@@ -1,10 +1,10 @@
 """uvicorn around the application, and a shutdown that leaves no stream hanging.
 
-On SIGTERM or SIGINT: no new connections, new calls are told 503, open streams may finish; whoever is not done after
-`drain_timeout_s` gets an error as its last event. Then the engine stops and its KV blocks are counted.
+On SIGTERM or SIGINT: no new connections, new calls are told 503, open streams may finish; a stream that is not done
+after `drain_timeout_s` gets an error as its last event. Then the engine stops and its KV blocks are counted.
 
 When the engine itself dies (a broken model, no memory left) all streams end with an error, and the process ends too: a
-supervisor can start another one, nobody can repair this one.
+supervisor can start another one; this one cannot be repaired.
 """
 
 import asyncio

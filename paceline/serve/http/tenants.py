@@ -1,4 +1,4 @@
-"""Who a client is, by its API key, and what of others it may learn: nothing.
+"""Which tenant a client is, by its API key; it learns nothing of other tenants.
 
 Where several keys are set, each is a tenant. Tenants share the model and its time, but neither cached prefixes nor past
 outputs (drafters learn from those), and the live page shows a tenant its own text only. With one key, or none, there is
@@ -46,7 +46,7 @@ class Keys:
         self._tenants = [Tenant(id, one or i >= len(keys)) for i, id in enumerate(ids)]
 
     def tenant(self, scope: Scope) -> Tenant:
-        """Who is asking; raises for a route that wants a key where none, or a wrong one, was given."""
+        """The client's tenant; raises for a route that needs a key where none, or a wrong one, was given."""
         path = scope["path"]
         if not self._digests or path in OPEN_PATHS or path.startswith(OPEN_PREFIX) or scope["method"] == "OPTIONS":
             return Tenant()

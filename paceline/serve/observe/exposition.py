@@ -105,7 +105,7 @@ def _decision_families(speculation: Mapping[str, Any], model: str) -> Sequence[M
     )
     nodes = _counter("spec_decode_decision_nodes_total", "draft nodes, drafted and offered", "method", "kind")
     asked = _counter("spec_decode_member_asked_total", "steps in which a member was asked", "method", "member")
-    awake = _gauge("spec_decode_member_awake", "1: the member is asked now, by its state", "method", "member", "state")
+    in_use = _gauge("spec_decode_member_in_use", "1: the member is in use, by its state", "method", "member", "state")
     own = _counter("spec_decode_decision_seconds_total", "time spent deciding", "method")
     for method, stats in speculation.items():
         made = stats.get("decisions")
@@ -117,9 +117,9 @@ def _decision_families(speculation: Mapping[str, Any], model: str) -> Sequence[M
             nodes.add_metric((model, method, kind), made[f"{kind}_nodes"])
         for member, figures in made["members"].items():
             asked.add_metric((model, method, member), figures["num_asked"])
-            awake.add_metric((model, method, member, figures["state"]), int(figures["asked"]))
+            in_use.add_metric((model, method, member, figures["state"]), int(figures["asked"]))
         own.add_metric((model, method), made["own_s"])
-    return steps, nodes, asked, awake, own
+    return steps, nodes, asked, in_use, own
 
 
 def _saved_family(recorder: Recorder, model: str) -> Metric:

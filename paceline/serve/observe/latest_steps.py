@@ -1,7 +1,7 @@
 """What the server remembers of the engine's steps: the latest trees, the time saved, and what became of predictions.
 
 It is called in the engine's thread after every pass and read from the event loop. Single assignments and appends are
-all that is shared, so there is no lock: a reader sees a moment ago at worst.
+all that is shared, so there is no lock: at worst a reader sees the state of a moment ago.
 """
 
 from collections import deque

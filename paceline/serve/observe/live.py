@@ -12,7 +12,7 @@ MAX_DRAWN_NODES = 128
 
 
 def live(service: Service, tenant: Tenant) -> dict[str, Any]:
-    """Figures are of all tenants together; a tree holds text, so it is shown to whoever it belongs to."""
+    """Figures are of all tenants together; a tree holds text, so it is shown only to the tenant that it belongs to."""
     trees = [record for record in list(service.recorder.recent_trees) if tenant.owns(record.cache_salt)]
     load, metrics = service.backend.load(), service.metrics
     return {

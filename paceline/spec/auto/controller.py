@@ -3,10 +3,12 @@
 Each step it
 1. learns what the last pass cost (lab/live_pass_cost.py) and whether each request's drafts were right,
 2. asks the drafters, for the requests where asking has been worth the drafters' own time,
-3. keeps the nodes that raise the whole batch's expected tokens per second (controller_select.py); often that is none.
+3. keeps the nodes that raise the whole batch's expected tokens per second (select.py); often that is none.
 
-A request whose drafts do not pay sleeps: its drafters are asked when its text begins to repeat itself, and now and
-then, all of it paid from an allowance of a small share of the elapsed time; it wakes as soon as a draft would pay.
+A request whose drafts do not pay is skipped: drafters are asked for it only when its text begins to repeat itself, and
+every 1, 2, 4, ... steps. Asking for skipped requests may take a small share of the elapsed time (`ALLOWANCE`). As soon
+as a draft would pay, drafters are asked for it in every step again.
+
 Pruning is exact: with sample-match verification the output does not depend on which nodes were offered.
 
     LLM(model, {"method": "auto"})                                the default
@@ -35,33 +37,36 @@ if TYPE_CHECKING:
     from paceline.spec.config.speculative_config import SpeculativeConfig
 
 MARGIN, ASK_MARGIN = 1.1, 1.5  # drafts must be expected to save so many times their rows, and the time to find them
-ALLOWANCE = 0.004  # share of the elapsed time that may go into asking sleepers and into trying what should not pay
-MAX_ALLOWANCE_S = 0.25  # what can be saved up
-# Steps, powers of two: sleepers are asked in the same steps, because a few nodes may be too dear where many are not.
-FIRST_SLEEP, LONGEST_SLEEP = 8, 64  # the first is for a new request where drafts have not paid lately
-LIGHT_SLEEP = 8  # of a request whose text repeats itself
+ALLOWANCE = 0.004  # share of the elapsed time for asking for skipped requests and for trying drafts expected to lose
+MAX_ALLOWANCE_S = 0.25  # the most that is saved up of it
+# Steps between two drafts for a skipped request. Powers of two, so that skipped requests are asked for in the same
+# steps: the first nodes of a pass may be too expensive where many together are not.
+FIRST_INTERVAL, LONGEST_INTERVAL = 8, 64  # the first: for a new request, where drafts have not paid lately
+REPEAT_INTERVAL = 8  # for a request whose text repeats itself
 BIAS_RATE, SHARED_BIAS_RATE, MAX_BIAS = 0.4, 0.08, 4.0
-VALUE_RATE = 0.15  # how quickly a request's worth follows its last drafts
-DRAFT_RATE = 0.3  # and the cost of asking
-IDLE_RATE = 0.2  # how quickly the cost of a step with nobody asked is learned
-TYPICAL_RATE = 0.05  # and how quickly the worth of a new request follows that of all others
-MAX_VALUE = 8.0  # times the cost of asking: however good the past was, sleep is a few useless drafts away
-# Steps between two passes with drafts that should not pay (does the curve still hold?), and the least chance of those.
+# Weights of the newest value in running averages:
+VALUE_RATE = 0.15  # of what a request's drafts save
+DRAFT_RATE = 0.3  # of what asking costs
+IDLE_RATE = 0.2  # of what a step costs in which no drafter is asked
+TYPICAL_RATE = 0.05  # of what drafts save over all requests: what is assumed of a new one
+MAX_VALUE = 8.0  # cap on a request's value, in costs of asking: after a few useless drafts any request is skipped
+# Steps between two passes with drafts that are expected to lose, to check the cost curve; and their least chance.
 TRY_EVERY, TRIED_CHANCE = 32, 0.6
-TRUST_MEMORY, TRUST_PRIOR = 0.92, 5.0  # per look; and accepted tokens that full trust counts for
-MOST_TRUST, CHEAP_PRIOR = 1.25, 1.0  # the latter as TRUST_PRIOR, for what cheap members draft beside dear ones
+TRUST_MEMORY, TRUST_PRIOR = 0.92, 5.0  # decay per evaluated step; and accepted tokens that a trust of 1 counts for
+MOST_TRUST, CHEAP_PRIOR = 1.25, 1.0  # the latter as TRUST_PRIOR, for what cheap members draft beside expensive ones
 LEAST_ROOM, FIRST_ROOM = 8, 16  # nodes asked for
-SURE_AFTER, LOOK_EVERY = 32, 4  # passes looked at one by one, at first; then every so many steps
-COST_EVERY, MANY = 16, 4  # steps between two passes whose cost is learned, then; at every look from so many requests on
-NOBODY: frozenset[int] = frozenset()
-PEAK_MEMORY = 0.9  # per step, of how many requests there were
-HOPE_EVERY = 64  # steps between two looks at which batches are hopeless
-# What a dear drafter may reach at best, and a cheap one that copies: where even that would not pay, nobody is asked.
-HOPED_CHANCE, COPIED_CHANCE, HOPED_DEPTH = 0.75, 0.95, 6
-OPTIMISM = 0.85  # of the rows' cost, in that: what is thought hopeless is hardly ever tried, so it must be far off
+SURE_AFTER, EVALUATE_EVERY = 32, 4  # at first this many passes are all evaluated; then one in every so many steps
+COST_EVERY, MANY = 16, 4  # steps between two passes whose cost is learned, then; with MANY requests: each evaluated one
+NO_REQUESTS: frozenset[int] = frozenset()
+PEAK_MEMORY = 0.9  # decay per step, of the largest number of requests seen
+BEST_CASE_EVERY = 64  # steps after which the best case of each batch size is computed again
+# Probability that a node is accepted, at best: of an expensive drafter, and of a cheap one that copies. Where even that
+# would not pay, no drafter is asked.
+GOOD_CHANCE, COPIED_CHANCE, GOOD_DEPTH = 0.75, 0.95, 6
+OPTIMISM = 0.85  # factor on the rows' cost in that: what is ruled out is hardly tried again, so it must lose clearly
 # The tokens that such chains of 1, 2, ... nodes bring.
-HOPED_TOKENS, COPIED_TOKENS = (
-    reach_probabilities(chance, HOPED_DEPTH).cumsum().tolist() for chance in (HOPED_CHANCE, COPIED_CHANCE)
+GOOD_TOKENS, COPIED_TOKENS = (
+    reach_probabilities(chance, GOOD_DEPTH).cumsum().tolist() for chance in (GOOD_CHANCE, COPIED_CHANCE)
 )
 
 
@@ -73,8 +78,8 @@ class RequestRecord:
     bias: float = 0.0  # this request's drafts are right more (or less) often than the drafters say: shift in log odds
     tree: DraftTree = EMPTY_TREE  # what the drafters proposed last, before pruning
     drafted_in: int = -1  # before which step
-    sleep: int = 0  # it is asked every so many steps; 0: awake
-    watch: RepeatWatch = field(default_factory=RepeatWatch)  # while it sleeps
+    interval: int = 0  # drafters are asked for it every so many steps; 0: it is not skipped
+    watch: RepeatWatch = field(default_factory=RepeatWatch)  # while it is skipped
     room: int = FIRST_ROOM  # nodes to ask for: follows what was kept, because drafting takes time too
 
     def follow(self, num_kept: int) -> None:
@@ -106,38 +111,38 @@ class AutoProposer(Proposer):
         self.clock = clock
         self.cost = PassCostModel(calibrate(services))
         self._records: dict[str, RequestRecord] = {}
-        self._typical_value_s = float("inf")  # of a request nobody knows yet: worth asking
+        self._typical_value_s = float("inf")  # of a new request: until drafts were judged, always worth asking
         self._draft_s = 0.0  # per request asked, with what it took to learn from the answers
         self._learn_s = 0.0  # of the last step
-        self._idle_s = 0.0  # what observing a step takes where nobody was asked
-        self._peak = 0.0  # requests in a step, the most lately: a batch that is being refilled is not a small one
-        self._any_light = True  # does a request sleep less than `LIGHT_SLEEP`, or not at all?
-        self._num_awake = 0  # requests whose cheap members were asked in the last step
-        # Requests in the batch -> what good drafts would save in a step, and whether good copies would pay.
-        self._hopes: dict[int, tuple[float, bool]] = {}
-        self._allowance_s = self._unearned_s = 0.0  # the latter: elapsed time, whose share is added at the next look
+        self._idle_s = 0.0  # what observing a step takes where no cheap member was asked
+        self._peak = 0.0  # most requests in a step, lately: a batch that is being refilled is not a small one
+        self._any_short = True  # is the interval of some request shorter than `REPEAT_INTERVAL`?
+        self._num_cheap_asked = 0  # requests whose cheap members were asked in the last step
+        # Requests in the batch -> what good drafts would save in a step, and whether good copies could pay.
+        self._best_cases: dict[int, tuple[float, bool]] = {}
+        self._allowance_s = self._uncounted_s = 0.0  # the latter: elapsed time whose share is not added yet
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
-        self._promised, self._kept_promises = 0.0, 0.0  # accepted tokens: expected, and found; both fade
-        self._trust = 1.0  # found over expected, lately
-        # The same of what cheap members drafted beside dear ones: expected, found, and expected of the pass under way.
-        self._cheap_expected = self._cheap_found = self._cheap_promised = 0.0
+        self._sum_expected, self._sum_accepted = 0.0, 0.0  # accepted tokens, with decay
+        self._trust = 1.0  # accepted over expected, lately
+        # The same of what cheap members drafted beside expensive ones; the last: expected of the pass under way.
+        self._cheap_expected = self._cheap_found = self._cheap_expected_next = 0.0
         self._shared_bias = 0.0  # as a request's, for all of them
-        self._planned_skips = 0  # steps that it need not be asked in: nobody is worth asking before the next look
+        self._planned_skips = 0  # steps in which it need not be called: no request is due before
         self._num_skipped = 0  # of them, so far
-        self._elapsed_s = 0.0  # of the last pass that it was told of
-        self._is_sure = False  # of the costs, and nobody on trial: then it need not look at every pass
-        self._looks = True  # is the pass under way looked at?
-        self._looked_in = -1  # step
-        self._may_pay = True  # cheap drafts, at best
-        self._expected = 0.0  # accepted tokens expected of it
+        self._elapsed_s = 0.0  # of the last pass that it observed
+        self._is_sure = False  # are the costs known, and no member on trial? Then not every pass is evaluated
+        self._evaluates = True  # is the pass under way evaluated?
+        self._evaluated_step = -1  # the last step that was evaluated
+        self._may_pay = True  # could cheap members' drafts pay, in the best case?
+        self._expected = 0.0  # accepted tokens expected of the pass under way
         self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0, "tried_at_a_loss": 0}
         self._own_s = self._step_own_s = 0.0  # in all steps, and in the last one
         self._last: Selection | None = None
-        self._num_requests = 0  # in the batch, at the last look
-        self._reasons: Counter[str] = Counter()  # why steps went as they did
+        self._num_requests = 0  # in the batch, when it was last evaluated
+        self._reasons: Counter[str] = Counter()  # reason -> steps
 
     @property
-    def needs(self) -> Needs:  # type: ignore[override]  # read only: it follows who is awake
+    def needs(self) -> Needs:  # type: ignore[override]  # read only: it follows which members are skipped
         return self.choice.needs
 
     def check_params(self, params: SamplingParams) -> None:
@@ -159,7 +164,7 @@ class AutoProposer(Proposer):
     def observe(self, step: StepContext) -> None:
         begin_s = self.clock()
         self._learn_cost(step, begin_s)
-        if self._looks:
+        if self._evaluates:
             now = self._totals["steps"]
             for verified in step.passes:
                 record = self._records.get(verified.request.request_id)
@@ -167,12 +172,12 @@ class AutoProposer(Proposer):
                     self._learn_bias(record, verified.new_token_ids)
         for request in step.gone:
             self._records.pop(request.request_id, None)
-        end_s, dear_before_s = self.clock(), self.choice.dear_s
+        end_s, expensive_before_s = self.clock(), self.choice.expensive_s
         self._own_s += end_s - begin_s
         self.drafters.observe(step)
-        if self._num_awake or self._looks:
-            learn_s = self.clock() - begin_s - (self.choice.dear_s - dear_before_s)
-            if not self._num_awake:
+        if self._num_cheap_asked or self._evaluates:
+            learn_s = self.clock() - begin_s - (self.choice.expensive_s - expensive_before_s)
+            if not self._num_cheap_asked:
                 self._idle_s += IDLE_RATE * (learn_s - self._idle_s)
             self._learn_s = max(0.0, learn_s - self._idle_s)
 
@@ -181,57 +186,57 @@ class AutoProposer(Proposer):
         requests = step.requests
         if self._num_skipped:
             self._totals["steps"] += self._num_skipped
-            self._reasons["asleep"] += self._num_skipped
-            self._unearned_s += self._num_skipped * self._elapsed_s
+            self._reasons["skipped"] += self._num_skipped
+            self._uncounted_s += self._num_skipped * self._elapsed_s
         now = self._totals["steps"]
         self._is_sure = self.choice.is_settled and self.cost.num_observed >= SURE_AFTER
-        self._looks = not self._is_sure or now % LOOK_EVERY == 0 or len(requests) > self._num_requests
-        if self._looks:
+        self._evaluates = not self._is_sure or now % EVALUATE_EVERY == 0 or len(requests) > self._num_requests
+        if self._evaluates:
             num_running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
             self._num_requests = max(num_running, len(requests))
-            self._look_ahead(now - self._looked_in)
-            self._looked_in = now
-        awake = self._whom_to_ask(requests) if self._may_pay or now % LONGEST_SLEEP == 0 else []
-        asked = awake
+            self._prepare(now - self._evaluated_step)
+            self._evaluated_step = now
+        due = self._requests_to_ask(requests) if self._may_pay or now % LONGEST_INTERVAL == 0 else []
+        asked = due
         if self.choice.pays:
             asked = list(range(len(requests)))
-        elif self.choice.has_trial:  # the first requests, whether they sleep or not
-            asked = sorted({*range(min(TRIAL_REQUESTS, len(requests))), *awake})
-        self.choice.sleepers = NOBODY if asked == awake else {i for i, at in enumerate(asked) if at not in awake}
-        self._num_awake = len(awake)
-        self.choice.cheap_sleep = not awake
-        alone = None if awake or self._looks else self.choice.pays_alone
+        elif self.choice.has_trial:  # a trial takes the first requests, skipped or not
+            asked = sorted({*range(min(TRIAL_REQUESTS, len(requests))), *due})
+        self.choice.not_due = NO_REQUESTS if asked == due else {i for i, at in enumerate(asked) if at not in due}
+        self._num_cheap_asked = len(due)
+        self.choice.skips_cheap = not due
+        alone = None if due or self._evaluates else self.choice.pays_alone
         if alone is not None:
             trees, draft_s = self._pass_on(alone, step, budgets)
         else:
             drafted, draft_s = self._ask(step, budgets, asked)
             trees = self._choose(requests, asked, drafted, draft_s)
-        can_skip = self._is_sure and self.choice.all_sleep and not (self._may_pay and self._any_light)
-        self._planned_skips, self._num_skipped = LIGHT_SLEEP - 1 - now % LIGHT_SLEEP if can_skip else 0, 0
+        can_skip = self._is_sure and self.choice.all_skipped and not (self._may_pay and self._any_short)
+        self._planned_skips, self._num_skipped = REPEAT_INTERVAL - 1 - now % REPEAT_INTERVAL if can_skip else 0, 0
         self._handed_over_s = self.clock()
         self._step_own_s = self._handed_over_s - begin_s - draft_s
         self._own_s += self._step_own_s
         self._totals["steps"] += 1
         return trees
 
-    def _look_ahead(self, num_steps: int) -> None:
-        """Who may pay at all, from now on, and what may be spent on finding out."""
-        self._allowance_s = min(MAX_ALLOWANCE_S, self._allowance_s + ALLOWANCE * self._unearned_s)
-        self._unearned_s = 0.0
+    def _prepare(self, num_steps: int) -> None:
+        """Which drafters could pay from now on, and what may be spent on finding out."""
+        self._allowance_s = min(MAX_ALLOWANCE_S, self._allowance_s + ALLOWANCE * self._uncounted_s)
+        self._uncounted_s = 0.0
         self._peak = max(float(self._num_requests), PEAK_MEMORY**num_steps * self._peak)
-        hope_s, self._may_pay = self._hope(int(self._peak))
-        self.choice.begin_step(int(self._peak), hope_s, num_steps, self.cost.at(1, 1))
+        best_saving_s, self._may_pay = self._best_case(int(self._peak))
+        self.choice.begin_step(int(self._peak), best_saving_s, num_steps, self.cost.at(1, 1))
 
     def report(self) -> dict[str, Any]:
         """What it knows and what it decided last, for statistics and the server's page."""
         records = list(self._records.values())  # a snapshot: the engine's thread may be changing it
-        asleep = sum(record.sleep > 0 for record in records)
+        num_skipped = sum(record.interval > 0 for record in records)
         return {
             **self._totals,
             "own_s": self._own_s,
             "draft_s_per_request": self._draft_s,
-            "awake": len(records) - asleep,
-            "asleep": asleep,
+            "requests_asked": len(records) - num_skipped,
+            "requests_skipped": num_skipped,
             "trust": self._trust,
             "shared_bias": self._shared_bias,
             "pass_cost_s": self.cost.table(),
@@ -247,10 +252,10 @@ class AutoProposer(Proposer):
             return
         elapsed_s = self._elapsed_s = now_s - self._handed_over_s
         self._handed_over_s = None
-        self._unearned_s += elapsed_s
-        if not self._looks:
-            if not self.choice.all_sleep:
-                self.choice.pass_over()
+        self._uncounted_s += elapsed_s
+        if not self._evaluates:
+            if not self.choice.all_skipped:
+                self.choice.skip_evaluation()
             return
         num_decodes = num_rows = accepted = 0
         reads_prompt = False
@@ -263,21 +268,22 @@ class AutoProposer(Proposer):
                 if verified.request.request_id in self._records:  # others chose a method for themselves
                     own.append(verified)
                     accepted += len(verified.accepted)
-        memory = TRUST_MEMORY if self._expected else TRUST_MEMORY**2  # where nothing is promised, looks are seldom
-        self._promised = memory * self._promised + self._expected
-        self._kept_promises = memory * self._kept_promises + (accepted if self._expected else 0.0)
-        self._trust = min(MOST_TRUST, (self._kept_promises + TRUST_PRIOR) / (self._promised + TRUST_PRIOR))
+        # Where no tokens are expected, steps are evaluated less often.
+        memory = TRUST_MEMORY if self._expected else TRUST_MEMORY**2
+        self._sum_expected = memory * self._sum_expected + self._expected
+        self._sum_accepted = memory * self._sum_accepted + (accepted if self._expected else 0.0)
+        self._trust = min(MOST_TRUST, (self._sum_accepted + TRUST_PRIOR) / (self._sum_expected + TRUST_PRIOR))
         if not num_decodes or elapsed_s <= 0.0 or reads_prompt:
             self.choice.skip()
-            return  # prompt rows have a price of their own
-        if not self._is_sure or num_decodes >= MANY or self._looked_in % COST_EVERY == 0:
+            return  # prompt rows have a cost of their own
+        if not self._is_sure or num_decodes >= MANY or self._evaluated_step % COST_EVERY == 0:
             self.cost.observe(num_rows, elapsed_s, num_decodes)
-        if self.choice.asks_dear:
-            self._cheap_expected = TRUST_MEMORY * self._cheap_expected + self._cheap_promised
+        if self.choice.asks_expensive:
+            self._cheap_expected = TRUST_MEMORY * self._cheap_expected + self._cheap_expected_next
             self._cheap_found = TRUST_MEMORY * self._cheap_found + self.choice.num_only_cheap(own)
             plain_s = self.cost.at(num_decodes, num_decodes)
             row_s = (self.cost.at(num_rows, num_decodes) - plain_s) / max(1, num_rows - num_decodes)
-            ask_s = self._draft_s * self._num_awake + self._step_own_s
+            ask_s = self._draft_s * self._num_cheap_asked + self._step_own_s
             self.choice.judge(own, plain_s / num_decodes, row_s, elapsed_s, ask_s / num_decodes)
         else:
             self.choice.note(accepted, num_rows - num_decodes, len(own), elapsed_s)
@@ -308,38 +314,38 @@ class AutoProposer(Proposer):
                 return
             at = following
 
-    def _hope(self, num_requests: int) -> tuple[float, bool]:
-        """What a dear drafter's good drafts would save in a step of so many requests, if they cost nothing but their
+    def _best_case(self, num_requests: int) -> tuple[float, bool]:
+        """What an expensive drafter's good drafts would save in a step of so many requests, if they cost only their
         rows; and whether a cheap one's could pay."""
-        if self._totals["steps"] % HOPE_EVERY == 0:
-            self._hopes.clear()
-        hope = self._hopes.get(num_requests)
-        if hope is None:
-            costs = [self.cost.at(num_requests * (1 + depth), num_requests) for depth in range(HOPED_DEPTH + 1)]
+        if self._totals["steps"] % BEST_CASE_EVERY == 0:
+            self._best_cases.clear()
+        best_case = self._best_cases.get(num_requests)
+        if best_case is None:
+            costs = [self.cost.at(num_requests * (1 + depth), num_requests) for depth in range(GOOD_DEPTH + 1)]
             spent_s = [cost - costs[0] for cost in costs[1:]]
-            hope_s = max([tokens * costs[0] - spent for tokens, spent in zip(HOPED_TOKENS, spent_s, strict=True)])
+            best_saving_s = max([tokens * costs[0] - spent for tokens, spent in zip(GOOD_TOKENS, spent_s, strict=True)])
             copied_s = [tokens * costs[0] for tokens in COPIED_TOKENS]
             may_pay = any(saved > OPTIMISM * spent for saved, spent in zip(copied_s, spent_s, strict=True))
-            hope = self._hopes[num_requests] = hope_s, may_pay
-        return hope
+            best_case = self._best_cases[num_requests] = best_saving_s, may_pay
+        return best_case
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    def _whom_to_ask(self, requests: Sequence[Request]) -> list[int]:
-        """Indices of the requests whose drafters are asked now."""
+    def _requests_to_ask(self, requests: Sequence[Request]) -> list[int]:
+        """Indices of the requests for which drafters are asked now."""
         asked: list[int] = []
         step, records = self._totals["steps"], self._records
-        if step % LIGHT_SLEEP and not self._any_light:
+        if step % REPEAT_INTERVAL and not self._any_short:
             return asked
-        self._any_light = False
+        self._any_short = False
         for i, request in enumerate(requests):
             record = records.get(request.request_id) or self._record(request)
-            sleep = record.sleep
-            self._any_light = self._any_light or sleep < LIGHT_SLEEP
-            if sleep:
-                if step % min(sleep, LIGHT_SLEEP) or self._allowance_s < self._draft_s:
+            interval = record.interval
+            self._any_short = self._any_short or interval < REPEAT_INTERVAL
+            if interval:
+                if step % min(interval, REPEAT_INTERVAL) or self._allowance_s < self._draft_s:
                     continue
-                if step % sleep and not record.watch.repeats(request.token_ids):
+                if step % interval and not record.watch.repeats(request.token_ids):
                     continue
                 self._allowance_s -= self._draft_s
             asked.append(i)
@@ -349,12 +355,12 @@ class AutoProposer(Proposer):
         record = self._records.get(request.request_id)
         if record is None:
             record = self._records[request.request_id] = RequestRecord(self._typical_value_s)
-            record.sleep = 0 if self._typical_value_s > ASK_MARGIN * self._draft_s else FIRST_SLEEP
+            record.interval = 0 if self._typical_value_s > ASK_MARGIN * self._draft_s else FIRST_INTERVAL
         return record
 
     def _ask(self, step: StepContext, budgets: Sequence[Budget], asked: Sequence[int]) -> tuple[list[DraftTree], float]:
         if not asked:
-            self.choice.ask_nobody()
+            self.choice.ask_none()
             return [], 0.0
         begin_s = self.clock()
         part = step
@@ -365,31 +371,31 @@ class AutoProposer(Proposer):
             request, budget = step.requests[i], budgets[i]
             record = self._records.get(request.request_id) or self._record(request)
             given.append(Budget(min(budget.num_nodes, record.room), budget.max_depth, *self.choice.min_probs))
-        dear_before_s = self.choice.dear_s
-        self.drafters.learns = self._looks
+        expensive_before_s = self.choice.expensive_s
+        self.drafters.learns = self._evaluates
         trees = self.drafters.propose(part, given)
         spent_s = self.clock() - begin_s
-        num_awake = self._num_awake
-        if num_awake:
-            # Dear members are judged by themselves: a request sleeps when the others do not pay for it.
-            cheap_s = spent_s + self._learn_s - (self.choice.dear_s - dear_before_s)
-            if not self.choice.asks_dear:
-                cheap_s += self._step_own_s  # to decide about them takes time as well
-            cheap_s /= num_awake
+        num_cheap_asked = self._num_cheap_asked
+        if num_cheap_asked:
+            # Expensive members are judged by themselves: a request is skipped when the cheap ones do not pay for it.
+            cheap_s = spent_s + self._learn_s - (self.choice.expensive_s - expensive_before_s)
+            if not self.choice.asks_expensive:
+                cheap_s += self._step_own_s  # deciding about them takes time as well
+            cheap_s /= num_cheap_asked
             if self._draft_s:  # what past outputs take to be indexed, all at once, is not what one draft takes
                 self._draft_s += DRAFT_RATE * (min(cheap_s, 1.5 * self._draft_s) - self._draft_s)
             else:
                 self._draft_s = cheap_s
-        else:  # nobody but dear members was asked: putting their trees together is for them alone
-            beside_s = spent_s - (self.choice.dear_s - dear_before_s) + self._step_own_s
-            is_seldom = self.choice.pays_alone is not None  # in other steps its trees are passed on
-            self.choice.charge(beside_s / LOOK_EVERY if is_seldom else beside_s)
+        else:  # only expensive members were asked: joining their trees is their cost
+            beside_s = spent_s - (self.choice.expensive_s - expensive_before_s) + self._step_own_s
+            is_seldom = self.choice.pays_alone is not None  # in other steps its trees are offered as they are
+            self.choice.charge(beside_s / EVALUATE_EVERY if is_seldom else beside_s)
         self._totals["asked"] += len(asked)
         return trees, spent_s
 
     def _pass_on(self, member: str, step: StepContext, budgets: Sequence[Budget]) -> tuple[list[DraftTree], float]:
-        """A step that nobody looks at, in which one dear member drafts alone: its trees as they are, for it was told
-        where to stop."""
+        """A step that is not evaluated, in which one expensive member drafts alone. Its trees are offered as they are:
+        it was given the thresholds at which to stop."""
         begin_s = self.clock()
         given = [Budget(budget.num_nodes, budget.max_depth, *self.choice.min_probs) for budget in budgets]
         trees = self.drafters.propose_alone(member, step, given)
@@ -411,7 +417,7 @@ class AutoProposer(Proposer):
         trees = [EMPTY_TREE] * len(requests)
         self._expected = 0.0
         if not asked:
-            self._reasons["asleep"] += 1
+            self._reasons["skipped"] += 1
             return trees
         records = [self._records[requests[i].request_id] for i in asked]
         trust = self._trust
@@ -420,16 +426,16 @@ class AutoProposer(Proposer):
             for tree, record in zip(drafted, records, strict=True)
         ]
         selection = self._last
-        if self._looks or selection is None:
+        if self._evaluates or selection is None:
             selection = self._last = self._select(chances, drafting_s)
             kept = selection.keep
         else:
             kept = above_bar(chances, selection.bar)
             self._reasons["pays" if any(kept) else "nothing_drafted"] += 1
         choice = self.choice
-        if self._looks:
-            self._expected, self._cheap_promised = selection.gain / max(trust, 1e-6), 0.0
-            if choice.asks_dear:
+        if self._evaluates:
+            self._expected, self._cheap_expected_next = selection.gain / max(trust, 1e-6), 0.0
+            if choice.asks_expensive:
                 choice.expect(drafted, kept, chances)
                 choice.stop_at(selection.bar)
         now = self._totals["steps"] + 1
@@ -447,14 +453,14 @@ class AutoProposer(Proposer):
                 trees[i] = tree.keep(keep)
         self._totals["drafted_nodes"] += num_drafted
         self._totals["offered_nodes"] += num_offered
-        if self._num_awake:
-            # Without their drafts a token would cost what it costs with the dear members' alone, or plainly.
-            token_s = selection.token_s if choice.asks_dear else selection.plain_s / self._num_requests
+        if self._num_cheap_asked:
+            # Without their drafts a token would cost what it costs with the expensive members' alone, or plainly.
+            token_s = selection.token_s if choice.asks_expensive else selection.plain_s / self._num_requests
             self._judge_cheap(records, drafted, kept, chances, token_s, selection.row_s)
         return trees
 
     def _select(self, chances: Sequence[Sequence[float]], drafting_s: float) -> Selection:
-        """What pays; now and then, where nothing does, all that is likely: do so many rows really cost so much?"""
+        """What pays. Where nothing does: every `TRY_EVERY` steps all likely nodes, to check what so many rows cost."""
         selection = select(chances, self._num_requests, self.cost, MARGIN, drafting_s)
         if selection.num_nodes == 0 and self._totals["steps"] % TRY_EVERY == 0:
             tried = select(chances, self._num_requests, self.cost, MARGIN, drafting_s, at_least=TRIED_CHANCE)
@@ -466,7 +472,7 @@ class AutoProposer(Proposer):
         if selection.num_nodes:
             self._reasons["pays"] += 1
         else:
-            self._reasons["too_dear" if any(chances) else "nothing_drafted"] += 1
+            self._reasons["too_expensive" if any(chances) else "nothing_drafted"] += 1
         return selection
 
     def _judge_cheap(
@@ -478,18 +484,18 @@ class AutoProposer(Proposer):
         token_s: float,
         row_s: float,
     ) -> None:
-        """Was it worth asking the cheap members? Their requests sleep longer and longer where it was not."""
+        """Was it worth asking the cheap members? Where it was not, the interval of the request doubles."""
         choice = self.choice
         trust = (self._cheap_found + CHEAP_PRIOR) / (self._cheap_expected + CHEAP_PRIOR)
         for position, (record, tree, keep) in enumerate(zip(records, drafted, kept, strict=True)):
-            if position in choice.sleepers:
+            if position in choice.not_due:
                 continue
             nodes = keep
-            if choice.asks_dear:  # what a dear member drafted too, it would have brought alone
+            if choice.asks_expensive:  # what an expensive member drafted too would be there without the cheap ones
                 nodes = [node for node in keep if choice.is_cheap(tree, node)]
             gain = sum([chances[position][node] for node in nodes])
-            if choice.asks_dear:
-                self._cheap_promised += gain
+            if choice.asks_expensive:
+                self._cheap_expected_next += gain
                 gain *= trust
             self._judge(record, gain * token_s - len(nodes) * row_s)
 
@@ -501,8 +507,8 @@ class AutoProposer(Proposer):
         before_s = min(most_s, record.value_s)
         record.value_s = max(value_s, before_s + VALUE_RATE * (value_s - before_s))
         pays = record.value_s > ASK_MARGIN * self._draft_s
-        record.sleep = 0 if pays else min(LONGEST_SLEEP, max(1, 2 * record.sleep))
-        self._any_light = self._any_light or record.sleep < LIGHT_SLEEP
+        record.interval = 0 if pays else min(LONGEST_INTERVAL, max(1, 2 * record.interval))
+        self._any_short = self._any_short or record.interval < REPEAT_INTERVAL
 
     def _reason(self) -> str:
         last = self._last

@@ -18,8 +18,8 @@ CALIBRATION_ROUNDS, CALIBRATION_S = 4, 1.0  # as many rounds as fit into the tim
 def calibrate(services: Services) -> dict[int, float]:
     """Rows -> seconds of a bare pass, measured on the model before anything runs; empty where there is no model.
 
-    Each row is a request of its own, after a text that all of them share. The slots written are free: whoever gets them
-    overwrites them."""
+    Each row is a request of its own, after a text that all of them share. The slots written are free: a
+    request that gets them overwrites them."""
     decoder, kv_cache = services.decoder, services.kv_cache
     if decoder is None or kv_cache is None:
         return {}

@@ -1,9 +1,9 @@
-"""Who drafts for `auto` when nobody says: everything useful that this target has.
+"""The members of `auto` where the configuration names none: everything useful that this target has.
 
 The training-free methods work on any target. Where a shipped EAGLE-3 drafter fits the target (it is found by itself) it
-takes the place of `recycling`: both are for text that nobody has seen, both have to be tried to know whether they pay,
-and the trained one is right far more often. A drafter with a network takes time for every level it drafts, so it gets a
-short chain; the others cost next to nothing and may fill whatever `auto` may offer.
+takes the place of `recycling`: both are for text that was not seen before, both have to be tried to know whether they
+pay, and the trained one is right far more often. A drafter with a network takes time for every level it drafts, so it
+gets a short chain; the others cost next to nothing and may fill whatever `auto` may offer.
 """
 
 import logging
@@ -25,7 +25,7 @@ CANNOT_BUILD = (PacelineError, RuntimeError, MemoryError)  # RuntimeError: torch
 
 
 def default_drafters(services: Services, largest: Budget) -> MergeProposer:
-    """The members, merged. Nobody asked for the trained one: where it cannot be built, the others draft without it."""
+    """The members, merged. No user asked for the trained one: where it cannot be built, the others draft without it."""
     members = available_members(services, largest)
     try:
         return MergeProposer(services, largest, members=members)

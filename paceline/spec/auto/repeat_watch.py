@@ -1,13 +1,13 @@
-"""Does a text begin to repeat itself? The cheapest question that can be asked of it, for requests nobody drafts for.
+"""Does a text begin to repeat itself? The cheapest test there is, for requests that are skipped.
 
-Every three tokens in a row are remembered. Where the newest ones stood before, twice in a row, the text is following
-something that it has said: a place to copy from exists, and looking for it may pay.
+Every three tokens in a row are remembered. Where the newest three occurred before, twice in a row, the text repeats an
+earlier part: there is a place to copy from, and looking for it may pay.
 """
 
 from collections.abc import Sequence
 
 SPAN = 3  # tokens in a row
-LEAST_STREAK = 2  # times in a row that they stood before
+LEAST_STREAK = 2  # times in a row that they occurred before
 
 
 class RepeatWatch:

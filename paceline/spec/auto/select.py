@@ -5,7 +5,7 @@ parent never ranks below its child, so any first n of them are trees), and n is 
 
     (requests + the n largest chances) / (drafting + T(requests + n))     T: the learned cost of a step of so many rows
 
-What drafting took is spent already, whatever is chosen; the dearer it was, the more of it should be used. n = 0 is
+The time that drafting took is spent already, whatever is chosen: the longer it was, the larger n becomes. n = 0 is
 plain decoding. One sort and one walk decide for the batch.
 """
 
@@ -17,7 +17,7 @@ from paceline.core.tree import DraftTree
 from paceline.lab.live_pass_cost import PassCostModel
 
 LEAST_CHANCE = 0.01  # below it a node is not even considered
-BAR_ROWS = 4  # over which the price of a further row is taken: one alone may be the first of a tile
+BAR_ROWS = 4  # over which the cost of a further row is averaged: one alone may be the first of a tile
 
 
 @dataclass(slots=True)
@@ -104,10 +104,10 @@ def select(
     rows_s = cost.at(num_requests + base + BAR_ROWS, num_requests) - before_s
     bar = max(LEAST_CHANCE, (1.0 if pays else margin) * rows_s / BAR_ROWS / token_s)
     if pays:
-        bar = min(bar, -ranked[best - 1][0])  # where further rows are dear, nodes like those that were kept still pay
+        bar = min(bar, -ranked[best - 1][0])  # where further rows are expensive, nodes like those kept still pay
     return Selection(keep, gain, best, plain_s, best_s, speedup, token_s, loss_s, bar)
 
 
 def above_bar(chances: Sequence[Sequence[float]], bar: float) -> list[list[int]]:
-    """`keep` of a selection, in short: whatever passes the last one's bar, the curve left alone."""
+    """`keep` of a selection without computing a new one: the nodes whose chance reaches the bar of the last one."""
     return [[node for node, chance in enumerate(tree) if chance >= bar] for tree in chances]

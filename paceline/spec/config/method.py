@@ -34,7 +34,7 @@ class Method:
     cross_check: Callable[[Mapping[str, Any]], None] | None = None  # options that must agree with each other
     chain: Callable[[Mapping[str, Any]], bool] = lambda options: False  # it drafts chains only, never branches
     per_request: bool = True  # a request may choose it although the engine was not set up with it
-    # What whoever tries all methods must know, the conformance suite above all:
+    # For code that runs all methods, such as the conformance suite:
     example: Mapping[str, Any] = field(default_factory=dict)  # options with which it drafts on any target
     told_by: str | None = None  # where it is told what to draft: an option of whole sequences, or a request's own key
     drafts: bool = True  # False: it is plain decoding

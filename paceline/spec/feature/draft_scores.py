@@ -135,6 +135,6 @@ def node_row(request: Request, depth: int) -> NodeRow:
 
 
 def host_copy(logits: Tensor) -> Floats:
-    """Float32 on the CPU, made by numpy: PyTorch would wake its threads, and the native ones hold on to their cores."""
+    """Float32 on the CPU, made by numpy: PyTorch would start threads, and the native ones keep their cores busy."""
     copy: Floats = np.array(logits.cpu().float().numpy())
     return copy

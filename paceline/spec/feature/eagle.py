@@ -1,4 +1,4 @@
-"""`eagle`: EAGLE-1's network in EAGLE-2's trees. One trained layer foresees the target's last hidden state.
+"""`eagle`: EAGLE-1's network in EAGLE-2's trees. One trained layer predicts the target's last hidden state.
 
 It drafts as `eagle3` does: true pairs (h_t, x_{t+1}) enter the drafter's KV as soon as the target has computed h_t, the
 newest one says what follows, and deeper nodes feed the drafter its own features; at each depth the likeliest paths are

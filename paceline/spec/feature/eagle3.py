@@ -6,7 +6,7 @@ token and is the first draft's feature. Deeper nodes feed the drafter its own fe
 their keys live in scratch.
 
 Where a prefix comes from the cache, so do the drafter's keys. The last pair of a shared block was made with the token
-that came next for whoever computed it: for another request one key of the prefix tells of another continuation.
+that came next in the request that computed it: for another request this one key belongs to another continuation.
 """
 
 import math

@@ -1,16 +1,16 @@
 """The target's hidden states on their way into a drafter's KV.
 
-Every pass of the target yields features of the tokens that are now committed, whether anybody drafts for them or not.
-They are queued with the slots that their tokens have at that moment (also of a request that has just ended: others may
-find its blocks in the prefix cache), and a drafter takes them all, in order, before it drafts or when there are many.
-So nothing is kept per request: a slot that changed hands meanwhile is written again by the rows of its new owner, which
-stand later in the queue; and a prefix that another request finds in the cache brings the drafter's keys along, in the
-same slots.
+Every pass of the target yields features of the tokens that are now committed, whether they are drafted for or not. They
+are queued with the slots that their tokens have at that moment (also of a request that has just ended: others may find
+its blocks in the prefix cache), and a drafter takes them all, in order, before it drafts or when there are many. So
+nothing is kept per request: a slot that was given to another request meanwhile is written again by the rows of its new
+owner, which stand later in the queue; and a prefix that another request finds in the cache brings the drafter's keys
+along, in the same slots.
 
-While a drafter sleeps it hears of nothing, and the target does not keep its hidden states. What it took in before stays
-true until its block is handed out again, above all the beginning of a prompt that many share, without which a drafter
-is lost. So every slot is noted with the use of its block that it was heard in, and a context is the part of a request's
-tokens that was heard in the present use.
+While a drafter is skipped it is told of no pass, and the target does not keep its hidden states. What it took in before
+stays valid until its block is handed out again. Above all this is the beginning of a prompt that many requests share:
+without it far fewer drafts are accepted. So for every slot the use of its block is noted in which its feature was taken
+in, and a context is the part of a request's tokens whose features were taken in during the present use.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from paceline.spec.proposer import RequestPass, StepContext
 
 IntArray = NDArray[np.int32]
 
-FLUSH_ROWS = 64  # features that wait, at most, while nobody drafts
+FLUSH_ROWS = 64  # features that wait, at most, while nothing is drafted
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class FeatureQueue:
     def follow(self, step: StepContext, flush: Callable[[], None]) -> bool:
         """Queue a step's features and have them taken in where they must not wait; False where there are none.
 
-        The blocks of a request that is gone may belong to somebody in this very step: one slot, one row in a call."""
+        The blocks of a request that has ended may belong to another in this very step: one slot, one row in a call."""
         if step.hidden is None:
             self._parts.clear()
             return False
@@ -134,7 +134,7 @@ class FeatureQueue:
 
 
 def take_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
-    """x[rows], copied. On a CPU by numpy: PyTorch would wake its threads for a few kilobytes."""
+    """x[rows], copied. On a CPU by numpy: PyTorch would start its threads for a few kilobytes."""
     if x.device.type == "cpu" and x.dtype != torch.bfloat16:
         return torch.from_numpy(x.numpy()[list(rows)])
     return x[list(rows)]

@@ -85,13 +85,13 @@ class Alignment:
         for place in self.places:
             step = self._next(place)
             if step is not None:
-                self._replacements.pop(step[1].replacing, None)  # not to be made here: do not insist
+                self._replacements.pop(step[1].replacing, None)  # it was wrong here, so it is not made again
         self.places = self._candidates()
 
     def _candidates(self) -> list[Place]:
         anchor, begin = self._parted if self._parted is not None else (0, 0)
         near = anchor + len(self._output) - begin  # where equally long texts would go on
-        found: dict[int, int] = {}  # place -> how long a match it rests on
+        found: dict[int, int] = {}  # place -> length of the match that it comes from
         for n, start in self._index.matches(self._output[-SIZES[-1] :]):
             if n > 1 or abs(start - near) <= NEAR:
                 found.setdefault(start, n)

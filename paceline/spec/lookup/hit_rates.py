@@ -7,7 +7,7 @@ from paceline.core.tree import DraftTree
 
 
 class Reliability:
-    """Hit rates by the length of the match that a guess rests on.
+    """Hit rates by the length of the match that a guess comes from.
 
     Until there is evidence, a longer match is trusted more: length / (length + 1)."""
 

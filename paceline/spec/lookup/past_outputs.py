@@ -1,7 +1,7 @@
 """Past outputs, kept for drafting: a bounded text in a few chunks; when it is full, the oldest chunk goes.
 
-Each chunk is one text with its own index, so forgetting costs nothing and memory never passes the bound. Who drafts
-says what an index is and brings it up to date when it looks into it: where nobody drafts, outputs are only kept. A
+Each chunk is one text with its own index, so forgetting costs nothing and memory never passes the bound. The
+drafter says what an index is and brings it up to date when it looks into it: without drafts, outputs are only kept. A
 separator that is no token stands between two outputs: no match runs from one into the next.
 """
 

@@ -1,6 +1,6 @@
 """The trees of the `suffix` method: find the places where the end of a text stood before, unfold what followed there.
 
-`proposers/suffix.py` says what a tree is. `SuffixTrees` is the seam between the method and who makes its trees:
+`suffix.py` says what a tree is. `SuffixTrees` is the seam between the method and what makes its trees:
 `PlainSuffixTrees` here, or its native twin in `native_suffix_trees.py`, which gives the same trees to the bit.
 """
 
@@ -36,7 +36,7 @@ class SuffixOptions:
         return [n for n in SIZES if n <= self.max_match]
 
 
-Drafted = tuple[DraftTree, list[int]]  # a tree and, by node, the length of the match that it rests on
+Drafted = tuple[DraftTree, list[int]]  # a tree and, by node, the length of the match that it comes from
 
 
 class SuffixTrees(Protocol):
@@ -117,7 +117,7 @@ class PlainSuffixTrees:
         return n
 
     def _unfold(self, places: list[Place], budget: Budget) -> Drafted:
-        """The likeliest nodes below the match, and for each the length of the match that it rests on."""
+        """The likeliest nodes below the match, and for each the length of the match that it comes from."""
         token_ids: list[int] = []
         parents: list[int] = []
         confidence: list[float] = []

@@ -1,15 +1,16 @@
-"""Who is usually right: the chance that a drafted node holds, learned for each member of a merged tree.
+"""The chance that a drafted node is accepted, learned for each member of a merged tree.
 
-A node's evidence is who drafted it, at which depth, at which rank among that member's own children, and how sure the
-member said it was. Every guess is judged, those that were never verified too: the tokens that came say which child of
-each node on their path was right. Estimates fall back from the particular to the general:
+A node's evidence is which member drafted it, at which depth, at which rank among that member's own children, and how
+sure the member said it was. Every guess is judged, also those that were not verified: the tokens that the target
+emitted show which child of each node on their path was right. Estimates fall back from the particular to the general:
 
     member's own confidence -> (member, rank) -> (member, rank, confidence) -> (member, rank, confidence, depth)
 
 each level counting as `STRENGTH` guesses for the next. Where several members drafted the same node, or others drafted
-something else beside it, a last table corrects the best member's estimate for that constellation.
+something else beside it, a last table corrects the best member's estimate for that combination.
 
-A record can be taken along: `rows()` of one engine, or of a replay, starts the next one (option `credit` of `merge`).
+What was learned can be reused: `rows()` of one engine, or of a replay, starts the next one (option `credit` of
+`merge`).
 """
 
 from collections.abc import Hashable, Sequence
@@ -21,13 +22,13 @@ STRENGTH = 6.0  # guesses that the more general estimate counts for
 MEMORY = 4000.0  # guesses after which old evidence is halved
 MAX_DEPTH, MAX_RANK, NUM_BUCKETS = 8, 7, 10
 DEFAULT_CONFIDENCE = 0.3  # of a member that gives none, for its first child
-REFRESH_EVERY = 256  # guesses judged between two looks at the tables; estimates move slowly, looking is not free
+REFRESH_EVERY = 256  # guesses judged before estimates are computed again: they change slowly, and computing takes time
 
 # One member's vote for a node: (member, rank, bucket of its confidence, depth). Its prefixes are the evidence levels.
 Guess = tuple[str, int, int, int]
-Row = tuple[str, int, int, int, float, float]  # a guess, how often it held, how often it was made
+Row = tuple[str, int, int, int, float, float]  # a guess, how often it was right, how often it was made
 
-START_GUESSES = 256.0  # the most that a record brought along counts for: what happens here soon weighs more
+START_GUESSES = 256.0  # the most that reused rows count for: what is learned here soon weighs more
 
 
 def make_guess(member: str, depth: int, rank: int, confidence: float | None) -> Guess:
@@ -67,7 +68,7 @@ class Credit:
         self._num_judged = 0
 
     def rows(self) -> list[Row]:
-        """The members' record, to start another one with. Constellations are left to be learned."""
+        """What was learned of the members, to start another engine with. Combinations are not included."""
         return [
             (*key, hits, guesses)
             for key, (hits, guesses) in sorted(self._counts.items(), key=lambda item: str(item[0]))
@@ -75,16 +76,16 @@ class Credit:
         ]
 
     def chance(self, guesses: Sequence[Guess], contested: bool) -> float:
-        """That a node with these votes holds, if its parent does. `contested`: others voted for a sibling."""
+        """That a node with these votes is accepted, if its parent is. `contested`: others voted for a sibling."""
         if len(guesses) == 1 and not contested:
             return self._member_chance(guesses[0])
         best = max(self._member_chance(guess) for guess in guesses)
-        return self._posterior(_constellation(guesses, contested, best), best)
+        return self._posterior(_combination(guesses, contested, best), best)
 
     def record(self, guesses: Sequence[Guess], contested: bool, hit: bool) -> None:
         if len(guesses) > 1 or contested:
             best = max(self._member_chance(guess) for guess in guesses)
-            self._count(_constellation(guesses, contested, best), hit)
+            self._count(_combination(guesses, contested, best), hit)
         for guess in guesses:
             for level in (2, 3, 4):
                 self._count(guess[:level], hit)
@@ -119,6 +120,6 @@ class Credit:
 _NOTHING = [0.0, 0.0]
 
 
-def _constellation(guesses: Sequence[Guess], contested: bool, best: float) -> Hashable:
+def _combination(guesses: Sequence[Guess], contested: bool, best: float) -> Hashable:
     voters = tuple(sorted((guess[0], min(guess[1], 1)) for guess in guesses))
     return voters, contested, int(best * (NUM_BUCKETS - 1))

@@ -3,8 +3,8 @@
     {"method": "merge", "members": ["ngram", "suffix", "recycling"], "node_budget": 32}
 
 Every member drafts as if the whole budget were its own. Nodes with the same path are joined, and the budget goes to the
-nodes that are likeliest to be accepted, by each member's record (credit.py), the likeliest path first. Each node
-keeps the names of those who drafted it. A member that brings nothing the others do not is asked only now and then.
+nodes that are likeliest to be accepted, by each member's past drafts (credit.py), the likeliest path first. Each node
+keeps the names of the members that drafted it. A member whose drafts are not worth its time is skipped (usefulness.py).
 
 Members whose tokens are *sampled* from a distribution of their own (SpecInfer's several draft models under rule R3)
 keep their trees whole, side by side, each node with its own q: choosing nodes by what was drawn would bias the output.
@@ -30,7 +30,7 @@ from paceline.spec.proposer import Budget, Proposer, StepContext, union
 if TYPE_CHECKING:
     from paceline.spec.config.speculative_config import SpeculativeConfig
 
-MIN_CHANCE = 0.004  # of a path: room that nobody likelier needs still costs a row
+MIN_CHANCE = 0.004  # of a path: a node costs a row even where the budget has room for it
 
 
 @dataclass(slots=True)
@@ -67,7 +67,9 @@ class Candidates:
         return sum(any(guess[1] == 0 for guess in self.guesses[child]) for child in children.values()) > 1
 
     def teach(self, credit: Credit, new_token_ids: Sequence[int]) -> list[list[str]]:
-        """Judge every guess on the path that the tokens took; who had each token that somebody had."""
+        """Judge every guess on the path that the tokens took.
+
+        For each token that was drafted: the members that drafted it."""
         at = -1
         hits: list[list[str]] = []
         for token in new_token_ids:
@@ -123,7 +125,7 @@ class MergeProposer(Proposer):
         largest: Budget,
         *,
         members: "Sequence[SpeculativeConfig]",
-        credit: Sequence[Row] = (),  # what the members are known for, before anything runs
+        credit: Sequence[Row] = (),  # what is known of the members before anything runs
     ) -> None:
         from paceline.spec.methods import build_proposer  # the table has a row for this file
 
@@ -135,14 +137,14 @@ class MergeProposer(Proposer):
             self.members[name] = build_proposer(config.method, services, config.options)
             self._limits[name] = Budget(config.node_budget, config.num_speculative_tokens)
         self.needs = union([member.needs for member in self.members.values()])
-        strangers = sorted({row[0] for row in credit} - set(self.members))
-        if strangers:
-            raise InvalidOptionError(f"credit names {strangers[0]!r}, but the members are {', '.join(self.members)}")
+        unknown = sorted({row[0] for row in credit} - set(self.members))
+        if unknown:
+            raise InvalidOptionError(f"credit names {unknown[0]!r}, but the members are {', '.join(self.members)}")
         self.credit = Credit(credit)
-        listeners = [name for name, member in self.members.items() if member.needs.hidden_layers]
-        self.usefulness = Usefulness(list(self.members), listeners)
+        always_told = [name for name, member in self.members.items() if member.needs.hidden_layers]
+        self.usefulness = Usefulness(list(self.members), always_told)
         self.faults = DrafterFaults()
-        self.learns = True  # from what becomes of the next drafts; not to learn from all of them saves time
+        self.learns = True  # from the outcome of the next drafts; learning from only some of them saves time
         self._candidates: dict[str, Candidates | Alone] = {}  # request id -> drafts to learn from
 
     def check_params(self, params: SamplingParams) -> None:
@@ -195,7 +197,7 @@ class MergeProposer(Proposer):
         return merged
 
     def propose_alone(self, name: str, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
-        """One member's trees, as it drafts them. Nothing is learned from what becomes of them."""
+        """One member's trees, as it drafts them. Nothing is learned from their outcome."""
         self.usefulness.ask_one(name)
         trees = self._ask(name, step, self._limited(name, budgets))
         return [tree.by(name) if tree.token_ids else tree for tree in trees]
@@ -209,7 +211,7 @@ class MergeProposer(Proposer):
         ]
 
     def _ask(self, name: str, step: StepContext, budgets: list[Budget]) -> list[DraftTree]:
-        """One member's trees, at its own expense; a member that raises has none."""
+        """One member's trees, its time counted; a member that raises has none."""
         nothing = [EMPTY_TREE] * len(budgets)
         if name in self.faults.off:
             return nothing

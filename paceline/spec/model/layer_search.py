@@ -164,7 +164,7 @@ def store(path: Path, best: Candidate, about: dict[str, Any]) -> None:
 
 
 def load_stored(path: Path) -> list[int] | None:
-    """The tuned layers, or None where nobody tuned."""
+    """The tuned layers, or None where none were tuned."""
     if not path.is_file():
         return None
     try:

@@ -1,8 +1,8 @@
 """`layer_skip`, self-speculation: some of the target's own layers draft, all of them verify.
 
 The draft reads the target's KV, which is complete up to the last token, so there is nothing to keep, to catch up on, or
-to go stale. What it writes past the last token is written again by the pass that verifies. Which layers to run is the
-whole art: `paceline tune layer-skip` searches them for a model and stores the answer.
+to go stale. What it writes past the last token is written again by the pass that verifies. Which layers to run
+decides everything: `paceline tune layer-skip` searches them for a model and stores the answer.
 """
 
 from collections.abc import Sequence

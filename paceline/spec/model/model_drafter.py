@@ -1,4 +1,4 @@
-"""Drafting with a model, whoever's layers and KV it uses: a chain, or a tree by a width schedule such as <2,2,1>.
+"""Drafting with a model, or with some of the target's layers: a chain, or a tree by a width schedule such as <2,2,1>.
 
 `draft` catches a request up to its last token (whatever has no KV yet, in chunks), then goes one level deeper per
 pass, all requests together. Tokens are taken from the model's logits in one of three ways:
@@ -10,7 +10,7 @@ pass, all requests together. Tokens are taken from the model's logits in one of 
 Drafting writes keys and values into the slots past a request's last token, which the scheduler keeps free for it
 (`Needs.lookahead_slots`). A chain goes on as if its tokens were committed, one row a pass. A tree is fed whole at every
 level: the rows of its upper levels are computed again, which costs next to nothing beside reading the weights, and
-saves every other bookkeeping of who may attend to whom.
+saves all other bookkeeping of which row may attend to which.
 """
 
 from collections.abc import Sequence

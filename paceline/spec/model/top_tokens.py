@@ -34,7 +34,7 @@ def top_tokens(logits: Tensor, k: int) -> Tensor:
 
 
 def _by_numpy(logits: FloatArray, k: int, num_blocks: int) -> IntArray:
-    """The same on a CPU: PyTorch would wake its threads, which on a busy machine costs more than the search."""
+    """The same on a CPU: PyTorch would start its threads, which on a busy machine costs more than the search."""
     if k == 1:
         likeliest: IntArray = logits.argmax(axis=1)[:, None]
         return likeliest

@@ -1,4 +1,4 @@
-"""When did it catch up? On traces whose answer is known."""
+"""The step at which `auto` has followed a change, on traces whose answer is known."""
 
 import itertools
 

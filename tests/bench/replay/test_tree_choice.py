@@ -71,7 +71,7 @@ def test_expensive_rows_give_a_smaller_tree() -> None:
 
 
 def test_a_size_that_only_the_model_proposes_is_among_the_candidates() -> None:
-    """Rows are free up to 6, then expensive: a tree of 5 nodes, which nobody asked for."""
+    """Rows are free up to 6, then expensive: a tree of 5 nodes, a size that was not asked for."""
     cliff = PassCost.of({1: 0.1, 6: 0.1001, 7: 0.5, 8: 0.9})
     tuned = choose_tree(recording(0.7), RECYCLING, [2, 12], pass_cost=cliff)
     assert [len(choice.shape) for choice in tuned.choices] == [2, 5, 12]

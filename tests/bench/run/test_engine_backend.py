@@ -100,7 +100,7 @@ def test_report_writes_a_page_and_a_configuration(tmp_path: Path, capsys: pytest
 
 
 def test_a_sweep_over_servers_writes_no_options(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Nobody knows what the winner was started with, and a file without it would mean `auto`."""
+    """The options of the fastest server are not known, and a file without them would mean `auto`."""
     records = [record | {"cell": record["cell"] | {"speculative_config": None}} for record in sweep()]
     runs, page = tmp_path / "runs.jsonl", tmp_path / "report.html"
     runs.write_text("".join(json.dumps(record) + "\n" for record in records))

@@ -136,7 +136,7 @@ async def _one_client(client: httpx.AsyncClient, rng: random.Random, truths: dic
     return kind
 
 
-def test_a_crowd_that_comes_and_goes_leaves_nothing_behind(toy: Running, http: httpx.Client) -> None:
+def test_many_requests_that_end_or_are_aborted_leave_no_state(toy: Running, http: httpx.Client) -> None:
     prompts = ["abc", "bcd", "fedcba", "aaaa", "hijk" * 10]
     truths = {
         prompt: complete(http, prompt=prompt, temperature=0, max_tokens=40, speculative={"off": True})["choices"][0][

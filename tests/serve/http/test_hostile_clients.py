@@ -1,4 +1,4 @@
-"""Clients that mean harm: what each of them may cost is bounded, and nobody else notices."""
+"""Hostile clients: what each of them may cost is bounded, and others are not delayed."""
 
 import contextlib
 import json
@@ -158,7 +158,7 @@ def test_connections_are_counted_by_client_and_in_all() -> None:
             assert status_of(until_closed(third)) == 429
         time.sleep(0.1)
         with handle.client() as client:
-            assert client.get("/health").status_code == 200  # who hung up counts no more
+            assert client.get("/health").status_code == 200  # a client that hung up no longer counts
     with running(fake.FakeBackend(), max_connections=1) as handle, connected(handle), connected(handle) as second:
         assert status_of(until_closed(second)) == 503
 
@@ -256,7 +256,7 @@ def test_bodies_that_broke_the_parser_are_answered_with_400(http: httpx.Client, 
 
 
 @pytest.mark.parametrize("length", ["9" * 5000, "-1", "1e3", "0x10", ""])
-def test_absurd_lengths_are_the_clients_mistake(server: Running, length: str) -> None:
+def test_absurd_lengths_are_answered_with_400(server: Running, length: str) -> None:
     with connected(server) as connection:
         head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {length}"
         connection.sendall(f"{head}\r\nConnection: close\r\n\r\n{{}}".encode())
@@ -330,7 +330,7 @@ def test_tokenize_lists_a_bounded_number_of_tokens() -> None:
 # Others
 
 
-def test_a_large_body_holds_nobody_up() -> None:
+def test_a_large_body_delays_no_other_client() -> None:
     """While one client's megabyte is parsed and tokenized, another's health check is answered."""
 
     class Slow(fake.ByteTokenizer):

@@ -1,4 +1,4 @@
-"""A client that connects, polls or errs too often waits its turn; nobody else does."""
+"""A client that connects, polls or errs too often waits its turn; others do not."""
 
 import time
 

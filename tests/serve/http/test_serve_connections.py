@@ -70,7 +70,7 @@ def test_a_killed_client_is_noticed(slow: Running) -> None:
     wait_until(lambda: not slow.backend.running, timeout_s=1.0)
 
 
-def test_a_slow_reader_gets_everything_and_stops_nobody() -> None:
+def test_a_slow_reader_gets_everything_and_delays_no_other() -> None:
     """It reads nothing for a second while its answer, far larger than its buffers, is generated."""
     length = 12_000
     backend = fake.FakeBackend(max_model_len=length + 100)

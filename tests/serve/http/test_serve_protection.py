@@ -66,7 +66,7 @@ def test_refusals_name_the_field_and_the_remedy(http: httpx.Client, body: Any, p
     assert words in error["message"]
 
 
-def test_bodies_that_are_no_json_object(http: httpx.Client) -> None:
+def test_bodies_that_are_no_json_object_are_refused(http: httpx.Client) -> None:
     headers = {"content-type": "application/json"}
     assert error_of(http.post(CHAT, content=b"{", headers=headers), 400)["code"] == "invalid_json"
     assert error_of(http.post(CHAT, content=b"[1]", headers=headers), 400)
@@ -88,7 +88,7 @@ def test_neutral_values_of_unsupported_fields_pass(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     "prompt", ["", [], [[]], [257], "x" * 4096, [[1], []]], ids=["no text", "none", "no ids", "unknown", "long", "one"]
 )
-def test_prompts_that_cannot_be_served(http: httpx.Client, prompt: Any) -> None:
+def test_prompts_that_cannot_be_served_are_refused(http: httpx.Client, prompt: Any) -> None:
     error_of(http.post("/v1/completions", json={"prompt": prompt}), 400)
 
 
@@ -135,7 +135,7 @@ def keyed(strict: Running) -> Iterator[httpx.Client]:
 
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Bearer right-ke", "Basic right-key", "right-key", "Bearer"])
 @pytest.mark.parametrize("path", [CHAT, "/metrics", "/api/live", "/tokenize"])
-def test_keys_are_asked_for(strict: Running, header: str | None, path: str) -> None:
+def test_a_request_without_the_right_key_is_refused(strict: Running, header: str | None, path: str) -> None:
     with strict.client(headers={} if header is None else {"Authorization": header}) as client:
         answer = client.get(path)
         assert error_of(answer, 401)["code"] == "invalid_api_key"
@@ -144,7 +144,7 @@ def test_keys_are_asked_for(strict: Running, header: str | None, path: str) -> N
             assert client.get(open_path).status_code == 200
 
 
-def test_every_key_opens(strict: Running) -> None:
+def test_every_key_is_accepted(strict: Running) -> None:
     for key in ("right-key", "other"):
         with strict.client(headers={"Authorization": f"Bearer {key}"}) as client:
             assert client.get("/v1/models").status_code == 200
@@ -230,7 +230,7 @@ def test_requests_that_take_too_long_are_ended() -> None:
         assert not backend.running and len(backend.aborted) == 2
 
 
-def test_a_dead_engine_is_said_to_be_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_death_of_the_engine_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "DEATH_GRACE_S", 60.0)
     backend = fake.FakeBackend()
     with running(backend) as handle, handle.client() as client:

@@ -1,4 +1,4 @@
-"""Several keys are several tenants: what one sends, is answered, or caches is nothing to another."""
+"""Several keys are several tenants: what one sends, is answered, or caches does not affect another."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -42,14 +42,14 @@ def test_each_key_has_a_salt_of_its_own_and_requests_may_bring_another(shared: R
     assert all(key not in salt for key in (ALICE, BOB) for salt in shared.backend.salts)
 
 
-def test_nobody_can_name_the_salt_of_another(shared: Running) -> None:
+def test_no_client_can_name_the_salt_of_another(shared: Running) -> None:
     alice = complete(shared, ALICE)
     for guess in (alice, f"{alice}\x1fmine", "\x1f"):
         assert complete(shared, BOB, cache_salt=guess).split("\x1f")[0] == complete(shared, BOB)
 
 
 @pytest.mark.parametrize("keys", [(), (ALICE,)])
-def test_with_one_key_or_none_everybody_shares(keys: tuple[str, ...]) -> None:
+def test_with_one_key_or_none_all_clients_share(keys: tuple[str, ...]) -> None:
     with running(fake.FakeBackend(), api_keys=keys) as handle:
         assert complete(handle, ALICE) == ""
         assert complete(handle, ALICE, cache_salt="mine") == "\x1fmine"
@@ -58,7 +58,7 @@ def test_with_one_key_or_none_everybody_shares(keys: tuple[str, ...]) -> None:
 def trees(server: Running, key: str) -> list[Any]:
     with client(server, key) as http:
         answer: dict[str, Any] = http.get("/api/live").raise_for_status().json()
-        assert answer["generation_tokens"] > 0  # figures are everybody's
+        assert answer["generation_tokens"] > 0  # figures are of all tenants together
         found: list[Any] = answer["trees"]
         return found
 
@@ -77,7 +77,7 @@ def test_an_admin_key_opens_every_route(shared: Running) -> None:
         assert http.get("/metrics").status_code == 200
 
 
-def test_ownership_is_exact() -> None:
+def test_a_tenant_owns_its_own_salts_only() -> None:
     tenant = Tenant("abc", sees_all=False)
     assert tenant.owns("abc") and tenant.owns(tenant.cache_salt("x"))
     assert not tenant.owns("abcd") and not tenant.owns("") and not tenant.owns("ab\x1fc")

@@ -16,7 +16,7 @@ LABELS = {
     "prompt_tokens_cached_total": MODEL,
     "generation_tokens_total": MODEL,
     "request_success_total": MODEL | {"finished_reason"},
-    "requests_ended_total": None,  # nobody was cut short
+    "requests_ended_total": None,  # no request was cut short
     "http_requests_total": MODEL | {"path", "status"},
     "time_to_first_token_seconds": MODEL,
     "inter_token_latency_seconds": MODEL,
@@ -39,7 +39,7 @@ LABELS = {
     "spec_decode_decisions_total": METHOD | {"decision", "reason"},
     "spec_decode_decision_nodes_total": METHOD | {"kind"},
     "spec_decode_member_asked_total": METHOD | {"member"},
-    "spec_decode_member_awake": METHOD | {"member", "state"},
+    "spec_decode_member_in_use": METHOD | {"member", "state"},
     "spec_decode_decision_seconds_total": METHOD,
     "spec_decode_time_saved_seconds": METHOD,
 }

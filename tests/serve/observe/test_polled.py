@@ -1,4 +1,4 @@
-"""Polls are cheap: one rendering answers all that come within a moment, and nobody gets another's."""
+"""Polls are cheap: one rendering answers all that come within a moment, and no reader gets another's."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ def client(server: Running, key: str) -> httpx.Client:
     return server.client(headers={"Authorization": f"Bearer {key}"})
 
 
-def test_quick_polls_are_rendered_once(
+def test_polls_in_quick_succession_are_rendered_once(
     server: Running, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rendered: list[str] = []

@@ -29,7 +29,7 @@ from tests.toy import run_all, toy_core, toy_request
 VOCAB = 5000
 # A pass takes long beside the drafters' Python, so that these tests do not measure the machine they run on.
 CHEAP_ROWS = PassCost.of({1: 0.50, 8: 0.55, 16: 0.70, 32: 1.0, 64: 1.8})
-DEAR_ROWS = PassCost.linear(0.01, 0.5)
+EXPENSIVE_ROWS = PassCost.linear(0.01, 0.5)
 
 
 # -- the cost model ----------------------------------------------------------------------------------------------------
@@ -62,18 +62,18 @@ def test_one_stall_does_not_bend_the_curve() -> None:
     assert model.at(9) / model.at(1) == pytest.approx(1.5, rel=0.02)
 
 
-def test_what_requests_cost_is_not_laid_to_their_rows() -> None:
-    """Contexts add half to every pass, and no drafts have shown yet what rows cost: the calibration does."""
+def test_the_cost_of_requests_is_not_attributed_to_their_rows() -> None:
+    """Contexts add half to every pass. No draft has shown yet what rows cost, so the calibration decides."""
     calibrated = {1: 0.006, 8: 0.010, 16: 0.014, 32: 0.024, 64: 0.044}
     model = PassCostModel(calibrated)
     for _ in range(64):
         model.observe(16, 0.021, 16)
     assert model.at(16, 16) == pytest.approx(0.021, rel=0.02)
     rows_s = model.at(32, 16) - model.at(16, 16)
-    assert 0.010 <= rows_s <= 0.012  # 0.015 if it were laid to everything alike
+    assert 0.010 <= rows_s <= 0.012  # 0.015 if it were attributed to rows and requests alike
 
 
-def test_drafts_show_whether_rows_or_requests_are_dear() -> None:
+def test_drafts_show_whether_rows_or_requests_are_expensive() -> None:
     calibrated = {1: 0.006, 8: 0.010, 16: 0.014, 32: 0.024, 64: 0.044}
     model = PassCostModel(calibrated)
     rng = random.Random(0)
@@ -83,8 +83,8 @@ def test_drafts_show_whether_rows_or_requests_are_dear() -> None:
     assert model.at(32, 16) - model.at(16, 16) == pytest.approx(0.015, rel=0.1)
 
 
-def test_a_machine_that_becomes_faster_does_not_make_drafts_dear() -> None:
-    """Seen are plain passes of 16 requests alone; what two drafts for each would cost is asked."""
+def test_a_machine_that_becomes_faster_does_not_make_drafts_look_expensive() -> None:
+    """Only plain passes of 16 requests are observed; then the cost with two draft nodes for each is predicted."""
     model = PassCostModel({1: 5.0, 8: 7.0, 16: 11.0, 32: 20.0, 48: 30.0, 64: 40.0})
     before = model.at(48, 16) / model.at(16, 16)
     for i in range(300):
@@ -107,7 +107,7 @@ def test_the_first_drafts_correct_what_the_calibration_had_wrong() -> None:
     assert model.at(8, 8) == pytest.approx(0.010, rel=0.03)
 
 
-def test_a_slow_second_does_not_spoil_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_second_does_not_change_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
 
     class Target:
@@ -174,11 +174,11 @@ def test_no_other_choice_of_nodes_is_faster(trees: list[DraftTree], slope: float
     best = max(
         (rate(kept) for size in range(len(nodes) + 1) for kept in itertools.combinations(nodes, size)), default=0.0
     )
-    ignored = LEAST_CHANCE * len(nodes)  # nodes that could hardly hold are not looked at
+    ignored = LEAST_CHANCE * len(nodes)  # nodes below LEAST_CHANCE are not considered
     assert rate([(i, node) for i, keep in enumerate(chosen.keep) for node in keep]) >= best * (1 - 1e-9 - ignored)
 
 
-def test_a_margin_keeps_marginal_nodes_out_and_who_asks_for_them_gets_them() -> None:
+def test_a_margin_excludes_marginal_nodes_and_at_least_includes_them() -> None:
     cost = PassCostModel({1: 1.0, 2: 1.5})
     assert select([[0.55]], 1, cost, margin=1.0).num_nodes == 1
     refused = select([[0.55]], 1, cost, margin=1.15)
@@ -189,7 +189,7 @@ def test_a_margin_keeps_marginal_nodes_out_and_who_asks_for_them_gets_them() -> 
     assert select([[0.9, 0.8, 0.3]], 1, cost, margin=1.15, at_least=0.7).keep == [[0, 1]]
 
 
-def test_the_dearer_the_drafting_the_more_of_it_is_used() -> None:
+def test_the_longer_drafting_took_the_more_nodes_are_kept() -> None:
     cost = PassCostModel({1: 1.0, 2: 1.2})
     chances = [[0.9, 0.5, 0.3, 0.2, 0.1]]
     sizes = [select(chances, 1, cost, 1.0, drafting_s).num_nodes for drafting_s in (0.0, 0.5, 5.0)]
@@ -197,8 +197,8 @@ def test_the_dearer_the_drafting_the_more_of_it_is_used() -> None:
 
 
 @given(_trees(), st.floats(-1.0, 1.0))
-def test_the_bar_keeps_trees_and_nothing_that_a_full_choice_would_not(trees: list[DraftTree], bias: float) -> None:
-    """On a straight line, where the price of a row is the same everywhere."""
+def test_nodes_above_the_bar_are_trees_and_part_of_a_full_selection(trees: list[DraftTree], bias: float) -> None:
+    """On a straight cost curve, where each row costs the same."""
     cost = PassCostModel({1: 1.0, 2: 1.1})
     chances = [path_chances(tree, bias) for tree in trees]
     chosen = select(chances, len(trees), cost, margin=1.0)
@@ -208,8 +208,8 @@ def test_the_bar_keeps_trees_and_nothing_that_a_full_choice_would_not(trees: lis
         assert all(node in full or own[node] == pytest.approx(chosen.bar) for node in nodes)
 
 
-def test_where_further_rows_are_dear_nodes_like_those_kept_pass_the_bar() -> None:
-    """Two rows for nothing, and then each dearer than any token."""
+def test_where_further_rows_are_expensive_nodes_like_those_kept_pass_the_bar() -> None:
+    """Two rows cost almost nothing, each further one more than a token."""
     cost = PassCostModel({1: 1.0, 2: 1.01, 3: 1.02, 4: 4.0, 5: 7.0})
     chances = [[0.9, 0.8, 0.7, 0.6]]
     chosen = select(chances, 1, cost, margin=1.0)
@@ -248,12 +248,12 @@ def test_it_speculates_where_it_pays(concurrency: int) -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
-@pytest.mark.parametrize(("kind", "cost"), [("noise", CHEAP_ROWS), ("noise", DEAR_ROWS), ("loop", DEAR_ROWS)])
-def test_it_is_never_slower(kind: str, cost: PassCost, concurrency: int) -> None:
+@pytest.mark.parametrize(("kind", "cost"), [("noise", CHEAP_ROWS), ("noise", EXPENSIVE_ROWS), ("loop", EXPENSIVE_ROWS)])
+def test_it_is_never_slower_than_plain_decoding(kind: str, cost: PassCost, concurrency: int) -> None:
     assert _replay([kind] * concurrency, cost, concurrency).speedup > 0.97
 
 
-def test_in_one_batch_the_nodes_go_to_those_who_use_them() -> None:
+def test_in_one_batch_the_nodes_go_to_the_requests_whose_drafts_are_accepted() -> None:
     recorded = [_recorded(kind, seed) for seed, kind in enumerate(["loop", "noise", "noise", "noise"])]
     replay = Replay(recorded, {"method": "auto", "members": ["ngram", "suffix"]}, concurrency=4, pass_cost=CHEAP_ROWS)
     result = replay.run()
@@ -262,7 +262,7 @@ def test_in_one_batch_the_nodes_go_to_those_who_use_them() -> None:
 
 
 def test_it_follows_a_change_within_fifty_steps() -> None:
-    """Noise, then a loop, then noise in one engine: whole loops are drafted soon, and nothing is later on."""
+    """Noise, a loop, then noise in one engine: loops are drafted within fifty steps, and nothing in the noise after."""
     recorded = [_recorded(kind, seed, 300) for seed, kind in enumerate(["noise", "loop", "noise"])]
     replay = Replay(recorded, {"method": "auto"}, concurrency=1, pass_cost=CHEAP_ROWS)
     emitted = list(replay.steps())
@@ -273,7 +273,7 @@ def test_it_follows_a_change_within_fifty_steps() -> None:
     assert replay.result.counts.num_draft_tokens < 700
 
 
-def test_limits_by_hand_are_kept() -> None:
+def test_limits_set_by_the_user_are_kept() -> None:
     recorded = [_recorded("loop", 1)]
     replay = Replay(recorded, {"method": "auto", "node_budget": 3, "num_speculative_tokens": 3}, pass_cost=CHEAP_ROWS)
     assert max(replay.steps()) == 4
@@ -293,8 +293,8 @@ def test_outputs_are_those_of_plain_decoding(temperature: float) -> None:
     assert outputs({"method": "auto"}) == outputs(None)
 
 
-def test_a_member_that_drafts_alone_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its trees reach the target as they are, under its name, in the steps that nobody looks at."""
+def test_the_trees_of_a_member_that_drafts_alone_are_offered_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They reach the target under its name, in the steps that are not evaluated."""
     passed_on: list[DraftTree] = []
 
     def propose_alone(self: MergeProposer, *given: Any) -> list[DraftTree]:
@@ -306,7 +306,7 @@ def test_a_member_that_drafts_alone_is_passed_on(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(MergeProposer, "propose_alone", propose_alone)
     always = property(lambda self: "suffix", lambda self, value: None)
     monkeypatch.setattr(MemberChoice, "pays_alone", always, raising=False)
-    monkeypatch.setattr(AutoProposer, "_whom_to_ask", lambda self, requests: [])
+    monkeypatch.setattr(AutoProposer, "_requests_to_ask", lambda self, requests: [])
     replay = Replay([_recorded("loop", 1, 400)], {"method": "auto"}, pass_cost=CHEAP_ROWS)
     result = replay.run()
     assert result.counts.mean_acceptance_length > 1.5
@@ -321,15 +321,15 @@ def test_it_says_what_it_decided_and_why() -> None:
     decisions = replay.speculator.stats()["auto"]["decisions"]
     assert decisions["offered_nodes"] > 0 and decisions["asked"] > 0
     assert "more tokens for" in decisions["last_decision"]
-    off = Replay([_recorded("noise", 2)], {"method": "auto"}, pass_cost=DEAR_ROWS)  # whose last step is no probe
+    off = Replay([_recorded("noise", 2)], {"method": "auto"}, pass_cost=EXPENSIVE_ROWS)  # its last step is no probe
     off.run()
     decisions = off.speculator.stats()["auto"]["decisions"]
     assert decisions["last_decision"].startswith("off: no draft")
-    assert decisions["reasons"]["asleep"] > 100
+    assert decisions["reasons"]["skipped"] > 100
 
 
-def test_where_nobody_stirs_most_steps_are_those_of_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is neither asked nor told then, unless somebody is gone; its own count of steps stays right."""
+def test_where_all_requests_are_skipped_the_controller_is_rarely_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It neither proposes nor observes then, unless a request has ended; its own count of steps stays right."""
     calls: Counter[str] = Counter()
 
     def counted(name: str, inner: Callable[..., Any]) -> Callable[..., Any]:
@@ -343,7 +343,7 @@ def test_where_nobody_stirs_most_steps_are_those_of_plain_decoding(monkeypatch: 
     for name in ("observe", "propose"):
         monkeypatch.setattr(AutoProposer, name, counted(name, getattr(AutoProposer, name)))
     recorded = [_recorded("noise", seed, 400) for seed in range(3)]
-    replay = Replay(recorded, {"method": "auto"}, concurrency=1, pass_cost=DEAR_ROWS)
+    replay = Replay(recorded, {"method": "auto"}, concurrency=1, pass_cost=EXPENSIVE_ROWS)
     num_steps = len(list(replay.steps()))
     assert calls["propose"] < 0.4 * num_steps and calls["observe"] < 0.4 * num_steps
     assert calls["gone"] == 3
@@ -356,11 +356,11 @@ def test_after_a_selection_in_which_nothing_pays_a_good_draft_still_passes_the_b
     nothing = select([[0.1]], 1, cost, margin=1.1)
     assert nothing.num_nodes == 0
     assert above_bar([[0.9, 0.15]], nothing.bar) == [[0]]
-    tried = select([[0.1]], 1, cost, margin=1.1, at_least=0.1)  # at a loss: no reason to go on like that
+    tried = select([[0.1]], 1, cost, margin=1.1, at_least=0.1)  # expected to lose: the bar stays where it was
     assert tried.num_nodes == 1 and tried.bar == nothing.bar
 
 
-def test_one_bad_knot_of_the_calibration_does_not_raise_all_above_it() -> None:
+def test_one_wrong_point_of_the_calibration_does_not_raise_all_above_it() -> None:
     true = {1: 10.0, 2: 10.5, 3: 11.0, 4: 11.5, 8: 14.0}
     disturbed = PassCostModel(true | {2: 20.0})
     assert disturbed.at(8) / disturbed.at(1) == pytest.approx(1.4, rel=0.2)

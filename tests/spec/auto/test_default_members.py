@@ -1,4 +1,4 @@
-"""`auto` without a word: who its members are, and what happens where it cannot run."""
+"""`auto` without options: which members it has, and what happens where it cannot run."""
 
 import logging
 from typing import Any
@@ -28,7 +28,7 @@ def auto_of(llm: LLM) -> AutoProposer:
     return proposer
 
 
-def test_an_engine_nobody_configured_speculates_with_what_any_target_has() -> None:
+def test_without_a_configuration_auto_uses_the_methods_that_work_on_any_target() -> None:
     llm = LLM(toy_model(), **LIMITS)
     assert tuple(auto_of(llm).drafters.members) == TRAINING_FREE
     plain = LLM(toy_model(), {"method": "none"}, **LIMITS)
@@ -37,7 +37,7 @@ def test_an_engine_nobody_configured_speculates_with_what_any_target_has() -> No
     assert tokens[0] == tokens[1]
 
 
-def test_the_shipped_drafter_joins_where_it_fits(smollm2_float32: LoadedModel) -> None:
+def test_the_shipped_drafter_is_a_member_where_it_fits_the_target(smollm2_float32: LoadedModel) -> None:
     services = Services(vocab_size=49152, max_model_len=64, decoder=smollm2_float32.decoder)  # type: ignore[arg-type]
     members = available_members(services, Budget(24, 16))
     assert [member.method for member in members] == ["prediction", "suffix", "eagle3"]
@@ -60,8 +60,8 @@ def test_a_shipped_drafter_that_cannot_be_built_is_left_out(
     with caplog.at_level(logging.WARNING, logger="paceline"):
         llm = LLM(toy_model(), **LIMITS)
     assert tuple(auto_of(llm).drafters.members) == TRAINING_FREE
-    (said,) = caplog.records
-    assert said.message == f"auto drafts without the shipped drafter, which does not work here ({error})"
+    (warning,) = caplog.records
+    assert warning.message == f"auto drafts without the shipped drafter, which does not work here ({error})"
 
 
 @pytest.mark.parametrize("kind", [ModelLoadError, RuntimeError, MemoryError])
@@ -83,13 +83,13 @@ def test_where_auto_cannot_run_the_engine_says_so_and_decodes_plainly(
         LLM(toy_model(), build.DEFAULT_SPECULATION, **LIMITS)
 
 
-def test_classic_rules_leave_out_what_draws_by_itself() -> None:
+def test_classic_rules_leave_out_members_that_sample_their_drafts() -> None:
     config = SpeculativeConfig.parse({"method": "auto", "rejection_sample_method": "multi_step"})
     assert config is not None
     assert tuple(member.method for member in config.options["members"]) == TRAINING_FREE
 
 
-def test_a_prediction_goes_to_auto_itself() -> None:
+def test_a_request_with_a_prediction_stays_with_auto() -> None:
     config = SpeculativeConfig.parse({"method": "auto"})
     assert choose(config, {"prediction": "the text"}).method == "auto"
     with pytest.raises(InvalidOptionError, match="must be a list"):

@@ -1,7 +1,7 @@
 """Host time of a step for the lookup methods: small, and hardly growing with the context.
 
-CPU time of the thread, not wall time, medians of many steps, and the quietest of a few runs: what is measured is the
-method and not the machine's other work."""
+CPU time of the thread, medians of many steps, and the fastest of a few runs, so that other work on the machine is not
+measured."""
 
 import random
 import statistics
@@ -62,7 +62,7 @@ CASES = [(method, kind) for method in ("ngram", "suffix") for kind in ("natural"
 
 
 def least_ms(method: str, kind: str) -> tuple[float, float]:
-    """At both lengths, in turns: a busy spell of the machine falls on both."""
+    """At both lengths, in turns, so that other work on the machine slows both."""
     runs = [[median_ms(method, kind, length) for length in LIMIT_MS] for _ in range(5)]
     return min(short for short, _ in runs), min(long for _, long in runs)
 
@@ -74,7 +74,7 @@ def test_drafting_stays_within_its_order_of_magnitude(method: str, kind: str) ->
     assert long < 5 * LIMIT_MS[32_000]
 
 
-@pytest.mark.slow  # the limits themselves, and a ratio of two short times: they want a quiet machine
+@pytest.mark.slow  # the limits themselves, and a ratio of two short times: they need an idle machine
 @pytest.mark.parametrize(("method", "kind"), CASES)
 def test_drafting_is_cheap_and_grows_at_most_with_the_logarithm(method: str, kind: str) -> None:
     short, long = least_ms(method, kind)

@@ -1,21 +1,21 @@
-"""A text that begins to repeat itself is noticed, at any pace, and no other."""
+"""A text that begins to repeat itself is detected, however many tokens come at a time; other text is not."""
 
 import random
 
 from paceline.spec.auto.repeat_watch import RepeatWatch
 
 
-def test_a_loop_is_noticed_when_it_comes_round() -> None:
+def test_a_loop_is_detected_when_it_repeats() -> None:
     watch, text = RepeatWatch(), [1, 2, 3, 4, 5]
     assert not watch.repeats(text)
     for count, token in enumerate([1, 2, 3, 4, 5], 1):
         text.append(token)
-        assert watch.repeats(text) == (count >= 4)  # 1 2 3 and 2 3 4 stood before
+        assert watch.repeats(text) == (count >= 4)  # 1 2 3 and 2 3 4 occurred before
     text.append(9)
     assert not watch.repeats(text)
 
 
-def test_noise_is_not_and_the_pace_does_not_matter() -> None:
+def test_noise_is_not_detected_and_the_number_of_tokens_at_a_time_does_not_matter() -> None:
     rng = random.Random(0)
     text = [rng.randrange(1000) for _ in range(3000)]
     watch = RepeatWatch()

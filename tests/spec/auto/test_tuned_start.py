@@ -1,4 +1,4 @@
-"""What was found in a recording can be handed to a new engine: a tree's chances, and the members' record."""
+"""What was learned from a recording can be given to a new engine: a tree's chances, and the members' credit."""
 
 import random
 from typing import Any
@@ -25,7 +25,7 @@ def learned() -> Credit:
     return credit
 
 
-def test_a_record_that_is_taken_along_says_the_same() -> None:
+def test_a_credit_made_from_the_rows_of_another_estimates_the_same() -> None:
     old = learned()
     new = Credit(old.rows())
     for guess in (FIRST, SECOND, make_guess("a", 3, 0, 0.7)):  # the last was never judged: it falls back
@@ -33,7 +33,7 @@ def test_a_record_that_is_taken_along_says_the_same() -> None:
     assert Credit().chance([FIRST], False) < 0.5 < new.chance([FIRST], False)
 
 
-def test_what_happens_here_soon_weighs_more_than_the_record() -> None:
+def test_new_guesses_soon_weigh_more_than_the_given_rows() -> None:
     rows = [(member, rank, bucket, depth, 0.0, 1e6) for member, rank, bucket, depth in (FIRST,)]
     credit = Credit(rows)
     for _ in range(2 * int(START_GUESSES)):
@@ -47,7 +47,7 @@ def merged(config: dict[str, Any]) -> MergeProposer:
     return proposer
 
 
-def test_merge_starts_with_the_record_it_is_given() -> None:
+def test_merge_starts_with_the_credit_rows_it_is_given() -> None:
     guess = make_guess("suffix", 1, 0, 0.5)
     rows = [["ngram", 0, 7, 1, 5, 100], ["suffix", *guess[1:], 90, 100]]
     proposer = merged({"members": ["ngram", "suffix"], "credit": rows})
@@ -61,12 +61,12 @@ def test_merge_starts_with_the_record_it_is_given() -> None:
     [3, "rows.json", [3], [["ngram", 0, 7, 1, 5]], [["ngram", 0, 7, 1, 50, 40]], [["ngram", 0, 7, 1, -1, 4]]],
     ids=str,
 )
-def test_a_record_that_is_none_is_refused(rows: Any) -> None:
+def test_malformed_credit_rows_are_refused(rows: Any) -> None:
     with pytest.raises(InvalidOptionError, match="credit"):
         SpeculativeConfig.parse({"method": "merge", "credit": rows})
 
 
-def test_a_record_of_somebody_else_is_refused() -> None:
+def test_credit_rows_of_a_method_that_is_no_member_are_refused() -> None:
     with pytest.raises(InvalidOptionError, match="credit names 'suffix', but the members are ngram"):
         merged({"members": ["ngram"], "credit": [["suffix", 0, 7, 1, 5, 10]]})
 
@@ -90,6 +90,6 @@ def test_recycling_shapes_its_tree_by_the_chances_it_is_given() -> None:
 
 
 @pytest.mark.parametrize("table", [[], [[]], [0.5], "0.5", [[0.5, 1.5]], [[None]], 0.5], ids=str)
-def test_chances_that_are_none_are_refused(table: Any) -> None:
+def test_malformed_acceptance_tables_are_refused(table: Any) -> None:
     with pytest.raises(InvalidOptionError, match="recycling_acceptance"):
         SpeculativeConfig.parse({"method": "recycling", "recycling_acceptance": table})

@@ -21,7 +21,7 @@ def parse(given: Any) -> SpeculativeConfig:
     return config
 
 
-def test_none_means_nothing_was_said() -> None:
+def test_none_parses_to_no_configuration() -> None:
     assert SpeculativeConfig.parse(None) is None
 
 
@@ -104,7 +104,7 @@ def test_a_rule_s_own_options_reach_the_verifier() -> None:
     assert parse("ngram").rule_options == {}
 
 
-def test_the_defaults_of_a_rule_are_said_once() -> None:
+def test_a_rules_defaults_are_those_of_its_verifier() -> None:
     defaults = {key: option.default for key, option in RULE_OPTIONS["typical"].items()}
     assert make_verifier("typical").rule.keywords == defaults  # type: ignore[attr-defined]
 

@@ -99,10 +99,10 @@ def test_a_chain_where_only_the_first_rank_is_ever_right() -> None:
 def test_cost_decides_the_size() -> None:
     rates = [[0.7, 0.15, 0.05]]
     free = fastest_shape(rates, 16, 5, lambda nodes: 1.0, lambda depth: 0.0)
-    dear = fastest_shape(rates, 16, 5, lambda nodes: 1.0 + 0.2 * nodes, lambda depth: 0.0)
-    hopeless = fastest_shape(rates, 16, 5, lambda nodes: 1.0 + 2.0 * nodes, lambda depth: 0.0)
+    expensive = fastest_shape(rates, 16, 5, lambda nodes: 1.0 + 0.2 * nodes, lambda depth: 0.0)
+    too_slow = fastest_shape(rates, 16, 5, lambda nodes: 1.0 + 2.0 * nodes, lambda depth: 0.0)
     slow_drafter = fastest_shape(rates, 16, 5, lambda nodes: 1.0, lambda depth: 0.5 * depth)
-    assert len(free) == 16 and 0 < len(dear) < 16 and len(hopeless) == 0
+    assert len(free) == 16 and 0 < len(expensive) < 16 and len(too_slow) == 0
     assert 0 < max_depth_of(slow_drafter.parents) < 5
 
 

@@ -1,8 +1,8 @@
 """Drafters trained on a tiny target and run by the engine: what the engine drafts is what was trained.
 
 Training measures acceptance without an engine (train/acceptance.py), over padded batches. The engine runs the same
-network over ragged rows, its own KV and slots that change hands. If both agree, positions, features, slots and masks
-are right; anything stale or shifted by one costs acceptance at once."""
+network over ragged rows, its own KV and slots that are reused. If both agree, positions, features, slots and masks are
+right; anything stale or shifted by one costs acceptance at once."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -134,10 +134,12 @@ def test_the_engine_accepts_what_training_measured(
 
 @pytest.mark.parametrize(
     "how",
-    ["chunked", "preempted", "prefix", "off for a while", "asleep for a while"],
+    ["chunked", "preempted", "prefix", "off for a while", "skipped for a while"],
     ids=lambda how: how.replace(" ", "-"),
 )
-def test_nothing_goes_stale(trained: Trained, target: DenseTarget, corpus: tuple[Corpus, Corpus], how: str) -> None:
+def test_acceptance_survives_chunks_preemption_cached_prefixes_and_pauses(
+    trained: Trained, target: DenseTarget, corpus: tuple[Corpus, Corpus], how: str
+) -> None:
     """Whatever happens to a request's slots, its acceptance stays what it was."""
     batch = requests(corpus[1], limit=24)
     calm = make_core(target, trained.config())
@@ -157,14 +159,14 @@ def test_nothing_goes_stale(trained: Trained, target: DenseTarget, corpus: tuple
         ]
         run_all(core, longer)
         assert sum(r.num_cached_tokens for r in longer) > 4 * len(longer)
-    elif how in ("off for a while", "asleep for a while"):
-        assert run_with_pause(core, batch, asleep=how == "asleep for a while") == expected
+    elif how in ("off for a while", "skipped for a while"):
+        assert run_with_pause(core, batch, skipped=how == "skipped for a while") == expected
     else:
         assert run_all(core, batch) == expected
     if how == "preempted":
         assert sum(r.num_preemptions for r in batch) > 0
-    # One that slept has only the end of each text to draft from.
-    least = 0.8 if how == "asleep for a while" else 0.9
+    # One that was skipped has only the end of each text to draft from.
+    least = 0.8 if how == "skipped for a while" else 0.9
     assert acceptance_of(core) > least * acceptance_of(calm)
 
 
@@ -173,8 +175,8 @@ def expected_prompt(request: Request, output: Sequence[int]) -> list[int]:
     return [*request.prompt_token_ids, *output[:-2]]
 
 
-def run_with_pause(core: EngineCore, batch: Sequence[Request], asleep: bool) -> list[list[int]]:
-    """Six steps in the middle of which nobody is asked for a draft, nor told what happened if `asleep`."""
+def run_with_pause(core: EngineCore, batch: Sequence[Request], skipped: bool) -> list[list[int]]:
+    """Six steps in the middle in which no drafter is asked, nor told what happened if `skipped`."""
     for request in batch:
         core.add_request(request)
     steps = 0
@@ -183,7 +185,7 @@ def run_with_pause(core: EngineCore, batch: Sequence[Request], asleep: bool) -> 
         paused = 2 <= steps < 8
         core.speculator.propose = (lambda step: [EMPTY_TREE] * len(step.requests)) if paused else ask  # type: ignore[method-assign]
         core.speculator.observe = (  # type: ignore[method-assign]
-            (lambda step: tell(StepContext([], gone=step.gone))) if paused and asleep else tell
+            (lambda step: tell(StepContext([], gone=step.gone))) if paused and skipped else tell
         )
         if steps == 8:
             core.speculator._stats.clear()

@@ -1,4 +1,4 @@
-"""What a drafter has heard of a request, however often it slept meanwhile."""
+"""Which features of a request a drafter has, however often it was skipped meanwhile."""
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from tests.toy import toy_request
 BLOCK_SIZE, NUM_BLOCKS = 4, 8
 
 
-class Listener:
+class Drafter:
     """A queue, and a pool whose blocks are handed out by hand."""
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Listener:
         self.uses[blocks[num_shared:]] += 1
         return request
 
-    def hear(self, request: Request, start: int) -> None:
+    def take_in(self, request: Request, start: int) -> None:
         """Of its tokens from `start` on, the last one excepted."""
         count = request.num_tokens - 1 - start
         done = RequestPass(request, range(count), start, count)
@@ -47,32 +47,32 @@ def slots_of(request: Request) -> list[int]:
     return [block * BLOCK_SIZE + i for block in request.block_ids for i in range(BLOCK_SIZE)]
 
 
-def test_what_came_while_it_slept_is_unknown_and_the_rest_is_not() -> None:
-    listener = Listener()
-    request = listener.request("a", 7, [5, 2, 7])
-    listener.hear(request, 0)
-    assert listener.positions(request) == [0, 1, 2, 3, 4, 5]
-    request.token_ids.extend([1, 1, 1])  # nobody was told, nor that anybody was gone
-    assert listener.positions(request) == [0, 1, 2, 3, 4, 5]
+def test_features_are_missing_only_for_tokens_that_came_while_it_was_skipped() -> None:
+    drafter = Drafter()
+    request = drafter.request("a", 7, [5, 2, 7])
+    drafter.take_in(request, 0)
+    assert drafter.positions(request) == [0, 1, 2, 3, 4, 5]
+    request.token_ids.extend([1, 1, 1])  # the drafter was not told of these, nor of a request that ended
+    assert drafter.positions(request) == [0, 1, 2, 3, 4, 5]
     request.token_ids.extend([1])
-    listener.hear(request, 9)
-    assert listener.positions(request) == [0, 1, 2, 3, 4, 5, 9]
+    drafter.take_in(request, 9)
+    assert drafter.positions(request) == [0, 1, 2, 3, 4, 5, 9]
 
 
-def test_a_shared_prefix_heard_before_is_still_known() -> None:
-    listener = Listener()
-    first = listener.request("a", 10, [0, 1, 2])
-    listener.hear(first, 0)
-    listener.queue.follow(StepContext([], gone=[first]), listener.flush)  # asleep, told who is gone
-    second = listener.request("b", 12, [0, 1, 3], num_shared=2)
-    listener.hear(second, 10)
-    assert listener.positions(second) == [0, 1, 2, 3, 4, 5, 6, 7, 10]
+def test_the_features_of_a_shared_prefix_stay_known() -> None:
+    drafter = Drafter()
+    first = drafter.request("a", 10, [0, 1, 2])
+    drafter.take_in(first, 0)
+    drafter.queue.follow(StepContext([], gone=[first]), drafter.flush)  # skipped: told only which request ended
+    second = drafter.request("b", 12, [0, 1, 3], num_shared=2)
+    drafter.take_in(second, 10)
+    assert drafter.positions(second) == [0, 1, 2, 3, 4, 5, 6, 7, 10]
 
 
-def test_a_block_that_was_handed_out_again_holds_nothing() -> None:
-    listener = Listener()
-    first = listener.request("a", 10, [0, 1, 2])
-    listener.hear(first, 0)
-    second = listener.request("b", 12, [4, 2, 1])  # computed while the drafter slept
-    listener.hear(second, 10)
-    assert listener.positions(second) == [10]
+def test_a_block_that_was_handed_out_again_has_no_known_features() -> None:
+    drafter = Drafter()
+    first = drafter.request("a", 10, [0, 1, 2])
+    drafter.take_in(first, 0)
+    second = drafter.request("b", 12, [4, 2, 1])  # computed while the drafter was skipped
+    drafter.take_in(second, 10)
+    assert drafter.positions(second) == [10]

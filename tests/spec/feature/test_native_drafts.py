@@ -41,7 +41,7 @@ LENGTHS = (9, 14, 2)  # tokens of the requests
 
 
 def network(**options: Any) -> Eagle3:
-    """Surer of itself than a fresh one, so that paths differ in their chances."""
+    """More confident than an untrained one, so that paths differ in their chances."""
     torch.manual_seed(3)
     made = Eagle3(Eagle3Config(replace(CONFIG, num_layers=1), CONFIG.hidden_size, 70, (0, 2, 3), **options))
     for name, value in made.named_parameters():

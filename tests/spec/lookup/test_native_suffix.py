@@ -154,7 +154,7 @@ def test_more_nodes_than_there_was_room_for() -> None:
 
 
 @needs_native
-def test_who_is_gone_leaves_no_text_behind() -> None:
+def test_a_request_that_ended_leaves_no_text_behind() -> None:
     trees = NativeSuffixTrees(SuffixOptions(8, 4.0, 0.0, 1000, 10), Reliability(8))
     trees.draft("a", [1, 2, 1], Budget(4, 4))
     text = weakref.ref(trees._texts["a"])
@@ -205,7 +205,7 @@ def test_with_them_they_are_used() -> None:
     assert isinstance(proposer()._trees[""], NativeSuffixTrees)
 
 
-def test_a_walk_meets_the_first_child_of_each_node_on_the_way() -> None:
+def test_a_walk_visits_the_first_child_of_each_node_on_the_path() -> None:
     rng = random.Random(2)
     for _ in range(2000):
         size = rng.randint(0, 12)

@@ -1,4 +1,4 @@
-"""Predicted outputs: the draft follows the client's text and finds back to it after every edit."""
+"""Predicted outputs: the draft follows the client's text and realigns with it after every edit."""
 
 import random
 from typing import Any
@@ -63,7 +63,7 @@ def test_a_replacement_is_made_again_wherever_it_comes_up() -> None:
     assert list(alignment.expected(alignment.places[0])) == [*RENAMED, 13]
 
 
-def test_a_replacement_that_was_wrong_is_given_up() -> None:
+def test_a_replacement_that_was_wrong_is_not_made_again() -> None:
     alignment = Alignment([5, NAME, 6, 11, 12, NAME, 13, 14, NAME, 15])
     for token in [5, *RENAMED, 6, 11, 12, NAME, 13, 14]:  # the second time the name stays
         alignment.read(token)

@@ -1,4 +1,4 @@
-"""Merged trees: joined nodes, names kept, budget to those who are right, losers put to sleep."""
+"""Merged trees: nodes are joined, names kept, the budget goes to members that are right, others are skipped."""
 
 import random
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ def merge_of(**trees: DraftTree) -> MergeProposer:
     merged.members = {name: Fixed(tree) for name, tree in trees.items()}
     merged._limits = dict.fromkeys(trees, Budget(32, 16))
     merged.usefulness = Usefulness(list(trees))
-    merged.usefulness.clock = lambda: 0.0  # asking costs nothing: nobody is put to sleep
+    merged.usefulness.clock = lambda: 0.0  # asking costs nothing: no member is skipped
     return merged
 
 
@@ -40,27 +40,27 @@ def propose(merged: MergeProposer, num_nodes: int = 32) -> DraftTree:
     return tree
 
 
-def test_same_paths_are_joined_and_everybody_is_named() -> None:
+def test_same_paths_are_joined_and_name_all_their_members() -> None:
     tree = propose(merge_of(a=DraftTree.chain([5, 6, 7]), b=DraftTree.chain([5, 6, 8])))
     nodes = {tuple(tree.token_ids[i] for i in tree.ancestors(n)): (tree.members or [])[n] for n in range(len(tree))}
     assert nodes == {(5,): ("a", "b"), (5, 6): ("a", "b"), (5, 6, 7): ("a",), (5, 6, 8): ("b",)}
 
 
-def test_the_budget_goes_to_whoever_has_been_right() -> None:
+def test_the_budget_goes_to_the_member_that_has_been_right() -> None:
     merged = merge_of(right=DraftTree.chain([1, 2, 3, 4]), wrong=DraftTree.chain([9, 9, 9, 9]))
     for _ in range(30):
         propose(merged)
         merged._learn(merged._candidates["a"], [1, 2, 3, 4, 5])
     tree = propose(merged, num_nodes=4)
     assert tree.token_ids == [1, 2, 3, 4] and set(tree.members or []) == {("right",)}
-    for _ in range(200):  # the world changes
+    for _ in range(200):  # from now on the other one is right
         propose(merged)
         merged._learn(merged._candidates["a"], [9, 9, 9, 9, 9])
     assert propose(merged, num_nodes=4).token_ids == [9, 9, 9, 9]
 
 
-def test_nodes_that_were_never_verified_are_judged_too() -> None:
-    """A member that got no budget can still earn it: the tokens that came say that it was right."""
+def test_nodes_that_were_not_verified_are_judged_too() -> None:
+    """A member without budget can get it: the tokens that were emitted show that it was right."""
     merged = merge_of(first=DraftTree.chain([1, 2]), second=DraftTree.chain([8, 9]))
     for _ in range(60):
         propose(merged, num_nodes=1)
@@ -68,7 +68,7 @@ def test_nodes_that_were_never_verified_are_judged_too() -> None:
     assert propose(merged, num_nodes=2).token_ids == [8, 9]
 
 
-def test_agreement_is_worth_more_than_one_voice() -> None:
+def test_a_node_that_two_members_draft_is_likelier_than_a_contested_one() -> None:
     credit = Credit()
     alone, both = [make_guess("a", 1, 0, 0.5)], [make_guess("a", 1, 0, 0.5), make_guess("b", 1, 0, 0.5)]
     rng = random.Random(0)
@@ -101,43 +101,43 @@ def run_usefulness(use: Usefulness, hits: dict[str, list[list[str]]], num_steps:
     return asked
 
 
-def test_a_member_that_brings_nothing_is_put_to_sleep_and_probed() -> None:
+def test_a_member_that_gains_nothing_is_skipped_and_probed() -> None:
     use = Usefulness(["good", "useless"])
     asked = run_usefulness(use, {"accepted": [["good"], ["good", "useless"]]}, 4 * PROBE_EVERY)
     assert asked["good"] == 4 * PROBE_EVERY
     assert asked["useless"] <= REVIEW_EVERY + 4 * PROBE_STEPS
-    assert not use.accounts["useless"].awake
+    assert not use.accounts["useless"].is_used
 
 
-def test_a_dear_member_is_put_to_sleep_after_a_few_steps() -> None:
-    """One that takes three times as long as a pass, and brings something, but not that much."""
-    use = Usefulness(["good", "dear"])
+def test_an_expensive_member_is_skipped_after_a_few_steps() -> None:
+    """One that takes three times as long as a pass and brings one token."""
+    use = Usefulness(["good", "expensive"])
     asked = 0
     for _ in range(REVIEW_EVERY):
         for name in use.worth_asking():
-            use.accounts[name].spent_s = 0.030 if name == "dear" else 0.0001
-            asked += name == "dear"
+            use.accounts[name].spent_s = 0.030 if name == "expensive" else 0.0001
+            asked += name == "expensive"
         use._step_s = 0.010
-        use.record([["good"], ["dear"]], 3)
+        use.record([["good"], ["expensive"]], 3)
     assert asked < EARLY_REVIEWS[0]
 
 
-def test_of_two_that_say_the_same_one_stays_awake() -> None:
+def test_of_two_members_that_draft_the_same_one_stays_in_use() -> None:
     use = Usefulness(["a", "b"])
     run_usefulness(use, {"accepted": [["a", "b"], ["a", "b"]]}, 20 * REVIEW_EVERY)
-    assert sum(account.awake for account in use.accounts.values()) == 1
+    assert sum(account.is_used for account in use.accounts.values()) == 1
 
 
-def test_a_sleeper_wakes_when_it_would_pay() -> None:
+def test_a_skipped_member_is_used_again_when_it_would_pay() -> None:
     use = Usefulness(["a", "b"])
     run_usefulness(use, {"accepted": [["a"]]}, 4 * REVIEW_EVERY)
-    assert not use.accounts["b"].awake
+    assert not use.accounts["b"].is_used
     run_usefulness(use, {"accepted": [["b"], ["b"], ["b"]]}, 12 * PROBE_EVERY)
-    assert use.accounts["b"].awake
+    assert use.accounts["b"].is_used
 
 
 class Watcher(Fixed):
-    """Counts what it is told."""
+    """Counts the passes and the ended requests that it is told of."""
 
     def __init__(self, tree: DraftTree) -> None:
         super().__init__(tree)
@@ -148,11 +148,11 @@ class Watcher(Fixed):
         self.num_gone += len(step.gone)
 
 
-def test_a_sleeper_is_told_only_who_is_gone() -> None:
+def test_a_skipped_member_is_told_only_which_requests_ended() -> None:
     merged = merge_of(a=DraftTree.chain([1]), b=DraftTree.chain([2]))
     watcher = Watcher(DraftTree.chain([2]))
     merged.members["b"] = watcher
-    merged.usefulness.accounts["b"].awake = False
+    merged.usefulness.accounts["b"].is_used = False
     merged.usefulness._num_steps = PROBE_STEPS  # between two probes
     propose(merged)
     job = request([1])
@@ -172,11 +172,11 @@ def phrases(seed: int, length: int) -> list[int]:
 def test_a_useless_member_costs_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """An oracle that is always wrong beside two that are often right: under 2 % of the tokens per step.
 
-    There is no model here, so asking is said to cost a thousandth of a pass."""
+    There is no model here, so asking is set to cost a thousandth of a pass."""
     monkeypatch.setattr(
         Usefulness,
         "_profit_s",
-        lambda self, account, margin=1.0: account.earned + 1.0 / max(account.num_asked, 1) - margin * 0.001,
+        lambda self, account, margin=1.0: account.own_tokens + 1.0 / max(account.num_asked, 1) - margin * 0.001,
     )
     prompt, output = phrases(1, 100), phrases(1, 1500)
     wrong = {"method": "oracle", "sequences": [[*prompt, *output]], "accuracy": 0.0}
@@ -241,8 +241,8 @@ def test_several_draft_models_under_rule_r3() -> None:
     assert core.speculator.needs.draft_probs and VOCAB
 
 
-def test_the_dearer_a_sleeper_the_seldomer_it_is_probed() -> None:
-    """Probing takes a bounded share of the time, also of a member that costs half a step."""
+def test_the_more_expensive_a_skipped_member_the_less_often_it_is_probed() -> None:
+    """Probing takes a bounded share of the time, even of a member that costs half a step."""
     asked = {}
     for cost_s in (0.0001, 0.005):
         use = Usefulness(["good", "useless"])
@@ -250,7 +250,7 @@ def test_the_dearer_a_sleeper_the_seldomer_it_is_probed() -> None:
         for _ in range(8000):
             for name in use.worth_asking():
                 use.accounts[name].spent_s = cost_s if name == "useless" else 0.0001
-                steps += name == "useless" and not use.accounts[name].awake
+                steps += name == "useless" and not use.accounts[name].is_used
             use._step_s = 0.010
             use.record([["good"]], 2)
         asked[cost_s] = steps

@@ -62,7 +62,7 @@ def test_agreement_of_all_layers_with_the_target_is_total() -> None:
         AgreementMeter(decoder, [([1, 2, 3], 3)])
 
 
-def test_stored_layers_come_back_and_damage_is_told(tmp_path: Path) -> None:
+def test_stored_layers_are_read_back_and_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path = stored_path(tmp_path, ToyDecoder.config)
     assert load_stored(path) is None
     store(path, Candidate((0, 2, 5), 0.6, 1.2, 3), {"model": "toy"})

@@ -56,7 +56,7 @@ def test_a_twin_is_right_after_preemption_chunks_and_prefix_hits(options: dict[s
 
 
 def test_a_twin_is_right_after_steps_without_speculation() -> None:
-    """Its KV falls behind while nobody asks it, and must be caught up on."""
+    """Its KV falls behind while it is not asked, and must be computed before its next draft."""
     core = toy_core({"method": "draft_model", "model": twin(), "num_speculative_tokens": 3}, num_blocks=64)
     request = toy_request("a", [1, 2, 3], max_tokens=24, ignore_eos=True)
     core.add_request(request)

@@ -127,7 +127,7 @@ def test_top_tokens_are_the_top_tokens(rows: int, vocab: int, k: int, seed: int)
 
 
 @pytest.mark.parametrize("method", ["recycling", "lookahead"])
-def test_no_logits_no_harm(method: str) -> None:
+def test_steps_without_logits_are_accepted(method: str) -> None:
     spec = speculator({"method": method})
     job = request([1, 2, 3])
     done = RequestPass(job, range(3), 0, 3, new_token_ids=[3], logits_row=-1)

@@ -63,7 +63,7 @@ class Pass {
     template <typename F>
     void share(int n, F f) {
       Taken* now = &p.taken_[(step % 2) * p.threads_];
-      // Nobody is in the next step before the barrier below, nor in the last one since the barrier above.
+      // No thread is in the next step before the barrier below, nor in the last one since the barrier above.
       p.taken_[((step + 1) % 2) * p.threads_ + thread].count.store(0, std::memory_order_relaxed);
       for (int turn = 0; turn < p.threads_; turn++) {
         const int whose = (thread + turn) % p.threads_, end = home(n, whose + 1);

@@ -81,8 +81,8 @@ function bars(stats) {
 }
 
 const REASONS = {
-  pays: "drafted: it pays", probe: "drafted: to see whether it would pay", too_dear: "plain: drafts would cost more than they save",
-  nothing_drafted: "plain: nobody had a guess", asleep: "plain: drafts have not paid lately",
+  pays: "drafted: it pays", probe: "drafted: to see whether it would pay", too_expensive: "plain: drafts would cost more than they save",
+  nothing_drafted: "plain: no drafter had a guess", skipped: "plain: drafts have not paid lately",
 };
 
 function decisions(speculation) {
