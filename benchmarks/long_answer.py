@@ -24,7 +24,7 @@ from paceline import AsyncLLM, SamplingParams
 from paceline.bench.run.provenance import provenance
 from paceline.core.outputs import RequestOutputKind
 from paceline.serve.config import ServerConfig
-from paceline.serve.generate.over_async_llm import EngineBackend
+from paceline.serve.generate.over_async_llm import OverAsyncLLM
 from paceline.serve.http.app import create_app
 from paceline.serve.http.server import GracefulServer, server_options
 
@@ -71,7 +71,7 @@ async def measure(args: argparse.Namespace) -> dict[str, list[tuple[float, float
         return float(llm.stats()["step_seconds"]["execute"])
 
     config = ServerConfig((args.model,))
-    app = create_app(EngineBackend(llm), config)
+    app = create_app(OverAsyncLLM(llm), config)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = GracefulServer(server_options(app, config), app.state.service)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

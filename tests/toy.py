@@ -22,7 +22,7 @@ from paceline.engine.scheduler import SchedulerConfig
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.plain_passes import DrawingDecoder, PlainPasses
 from paceline.models.static_inputs import PassRoom
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.speculator import Speculator
 from paceline.verifiers import make_verifier
 
@@ -142,7 +142,7 @@ def toy_core(
     elif sizes is not None:
         drawing = DrawingDecoder(decoder)
         decoder = PaddedDecoder(drawing, PlainPasses(drawing), room, sizes)
-    services = Services(
+    services = EngineParts(
         vocab_size=VOCAB,
         max_model_len=num_blocks * block_size,
         block_size=block_size,

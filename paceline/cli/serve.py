@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
     from paceline.core.kv_tensor import populate
     from paceline.llm import AsyncLLM
     from paceline.serve.config import ServerConfig
-    from paceline.serve.generate.over_async_llm import EngineBackend
+    from paceline.serve.generate.over_async_llm import OverAsyncLLM
     from paceline.serve.http.server import run_server
     from paceline.spec.methods import PROPOSERS
 
@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
     gc.collect()
     gc.freeze()  # the model and the tables stay as long as the process: no collection need look through them again
     methods = [name for name, method in PROPOSERS.items() if method.per_request and name != "none"]
-    return run_server(EngineBackend(llm, methods), config, args.host, args.port, args.log_level)
+    return run_server(OverAsyncLLM(llm, methods), config, args.host, args.port, args.log_level)
 
 
 def _keys(given: list[str], variable: str) -> tuple[str, ...]:

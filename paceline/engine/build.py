@@ -20,7 +20,7 @@ from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.static_inputs import PassRoom
 from paceline.spec.auto.default_members import CANNOT_BUILD
 from paceline.spec.config.speculative_config import SpeculativeConfig
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.speculator import Speculator
 from paceline.verifiers import Verifier, make_verifier
 
@@ -61,7 +61,7 @@ def build_engine(
     kv_cache = allocate_kv(decoder.config, num_slots, decoder.dtype, decoder.device)
     captured = None if loaded.capture is None else loaded.capture(pass_room(config, kv_cache))
     decoder = captured or decoder
-    services = Services(
+    services = EngineParts(
         vocab_size=decoder.config.vocab_size,
         max_model_len=config.max_model_len,
         block_size=config.block_size,
@@ -111,7 +111,7 @@ def pass_room(config: ResolvedConfig, kv_cache: Tensor) -> PassRoom:
     return PassRoom(kv_cache, config.block_size, max_blocks, config.max_num_seqs)
 
 
-def make_speculator(config: SpeculativeConfig | None, services: Services, *, may_fall_back: bool) -> Speculator:
+def make_speculator(config: SpeculativeConfig | None, services: EngineParts, *, may_fall_back: bool) -> Speculator:
     """`may_fall_back`: the user did not ask for this method, so where it cannot work the target decodes plainly."""
     try:
         return Speculator(config, services)

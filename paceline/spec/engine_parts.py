@@ -10,7 +10,7 @@ from paceline.core.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
+class EngineParts:
     vocab_size: int
     max_model_len: int
     block_size: int = 16

@@ -18,7 +18,7 @@ from paceline.spec.config.method import (
     size,
 )
 from paceline.spec.config.options import Option, chance_table, choice, either, optional, real, whole, whole_list
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.merge.credit import check_rows
 from paceline.spec.proposer import Proposer
 
@@ -240,5 +240,5 @@ PROPOSERS: dict[str, Method] = {
 }
 
 
-def build_proposer(method: str, services: Services, options: Mapping[str, Any]) -> Proposer:
+def build_proposer(method: str, services: EngineParts, options: Mapping[str, Any]) -> Proposer:
     return PROPOSERS[method].build(services, options)

@@ -24,7 +24,7 @@ from paceline.core.draft_counts import DraftCounts
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Proposer(ABC):
     needs: Needs = Needs()  # in the next step: a property may change it from step to step
     keeps_min_prob: bool = False  # it leaves out what is below `Budget.min_prob` and stops at `min_prob_to_extend`
 
-    def __init__(self, services: Services, largest: Budget) -> None:
+    def __init__(self, services: EngineParts, largest: Budget) -> None:
         """Given what the engine has and the largest budget there will be; then, by keyword, the options of its row."""
 
     @abstractmethod

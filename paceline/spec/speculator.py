@@ -25,7 +25,7 @@ from paceline.errors import InvalidOptionError, PacelineError
 from paceline.spec.config.request_choice import PLAIN, Choice, choose
 from paceline.spec.config.speculative_config import SpeculativeConfig
 from paceline.spec.drafter_faults import DrafterFaults
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.methods import build_proposer
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext, union
 from paceline.spec.statistics import MethodStats
@@ -34,7 +34,7 @@ logger = logging.getLogger("paceline")
 
 
 class Speculator:
-    def __init__(self, config: SpeculativeConfig | Mapping[str, Any] | None, services: Services) -> None:
+    def __init__(self, config: SpeculativeConfig | Mapping[str, Any] | None, services: EngineParts) -> None:
         self.config = SpeculativeConfig.parse(config)
         self._services = services
         self._proposers: dict[str, Proposer] = {}
@@ -52,7 +52,7 @@ class Speculator:
         return self._proposers
 
     @property
-    def services(self) -> Services:
+    def services(self) -> EngineParts:
         """What proposers are built with."""
         return self._services
 

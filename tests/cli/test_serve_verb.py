@@ -31,7 +31,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return 0
 
     monkeypatch.setattr("paceline.llm.AsyncLLM", Engine)
-    monkeypatch.setattr("paceline.serve.generate.over_async_llm.EngineBackend", lambda llm, methods: tuple(methods))
+    monkeypatch.setattr("paceline.serve.generate.over_async_llm.OverAsyncLLM", lambda llm, methods: tuple(methods))
     monkeypatch.setattr("paceline.serve.http.server.run_server", run_server)
     return seen
 

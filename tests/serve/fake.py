@@ -1,7 +1,7 @@
 """An engine that costs nothing: bytes are tokens, the output is a function of (prompt, seed, position).
 
 So every stream's right text is known without a model, a mixed-up stream cannot go unnoticed, and failures come on
-demand. It keeps the contract of `Backend` that the server relies on: deltas, an abort when the iterator closes.
+demand. It keeps the contract of `ServedEngine` that the server relies on: deltas, an abort when the iterator closes.
 """
 
 import asyncio

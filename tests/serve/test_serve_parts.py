@@ -27,7 +27,7 @@ from paceline.serve.generate.figures import acceptance_histogram
 from paceline.serve.http.errors import ApiError
 from paceline.serve.http.gate import GONE, SHUTDOWN, Gate
 from paceline.serve.observe.counts import Counter, Histogram
-from paceline.serve.observe.latest_steps import Recorder
+from paceline.serve.observe.latest_steps import LatestSteps
 from paceline.serve.observe.live import draw
 from paceline.serve.observe.saving import Savings
 from tests.serve import fake
@@ -102,7 +102,7 @@ def test_a_clock_that_does_not_advance_changes_no_estimate() -> None:
 
 
 def test_the_recorder_counts_members_only_for_those_it_follows() -> None:
-    recorder = Recorder()
+    recorder = LatestSteps()
     counts = recorder.follow("mine")
     tree = DraftTree([1, 2, 3], [-1, 0, 0], members=[("prediction", "ngram"), ("ngram",), ("prediction",)])
     record = PassRecord("mine", "merge", 4, 0, tree, [0, 2], [1, 3, 9])

@@ -6,7 +6,7 @@ from typing import Any
 from paceline.core.request import Request, RequestStatus
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.proposer import RequestPass, StepContext
 from paceline.spec.speculator import Speculator
 
@@ -21,7 +21,7 @@ class Letters:
         return "".join(map(chr, ids))
 
 
-SERVICES = Services(vocab_size=50_000, max_model_len=8192, tokenizer=Letters())
+SERVICES = EngineParts(vocab_size=50_000, max_model_len=8192, tokenizer=Letters())
 
 
 def speculator(config: Mapping[str, Any]) -> Speculator:

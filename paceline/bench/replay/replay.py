@@ -27,7 +27,7 @@ from paceline.errors import InvalidOptionError, PacelineError
 from paceline.lab.live_pass_cost import PassCostModel
 from paceline.lab.pass_cost import FREE, PassCost
 from paceline.spec.auto.controller import AutoProposer
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.proposer import RequestPass, StepContext
 from paceline.spec.speculator import Speculator
 
@@ -72,7 +72,7 @@ class Replay:
         self._virtual_s = 0.0
         self._running: list[Request] = []
         longest = max(len(one.prompt_token_ids) + len(one.output_token_ids) for one in recorded)
-        services = Services(vocab_size=recorded[0].vocab_size, max_model_len=longest + 1)
+        services = EngineParts(vocab_size=recorded[0].vocab_size, max_model_len=longest + 1)
         try:
             self.speculator = Speculator(speculative_config, services)
         except (PacelineError, AssertionError, AttributeError) as error:

@@ -11,7 +11,7 @@ from paceline.core.incremental_text import IncrementalText
 from paceline.core.outputs import CompletionOutput, TokenLogprobs
 from paceline.core.tokenizer import Tokenizer
 from paceline.serve.generate.call import Call
-from paceline.serve.generate.served_engine import Backend
+from paceline.serve.generate.served_engine import ServedEngine
 
 DRAFT = "draft"  # the engine's word for a node of a tree that has one drafter
 
@@ -74,7 +74,7 @@ class Cursor:
         ]
 
 
-def cursors_for(call: Call, backend: Backend) -> list[Cursor]:
+def cursors_for(call: Call, backend: ServedEngine) -> list[Cursor]:
     """One per choice."""
     method = backend.method_of(call.params) if call.body.return_token_sources else None
     return [Cursor(i, backend.tokenizer, method) for i in range(call.num_choices)]

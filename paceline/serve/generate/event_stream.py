@@ -14,7 +14,7 @@ from paceline.serve.generate.call import Call
 from paceline.serve.generate.deltas import Delta, cursors_for
 from paceline.serve.generate.figures import speculation, usage
 from paceline.serve.generate.formats import choice_body, format_for
-from paceline.serve.generate.served_engine import Backend
+from paceline.serve.generate.served_engine import ServedEngine
 from paceline.serve.http.errors import as_api_error
 from paceline.serve.http.logs import log
 
@@ -27,7 +27,7 @@ SSE_HEADERS = [
 
 
 class EventStream:
-    def __init__(self, call: Call, backend: Backend, send: Send) -> None:
+    def __init__(self, call: Call, backend: ServedEngine, send: Send) -> None:
         self.started = False
         self._call = call
         self._send = send

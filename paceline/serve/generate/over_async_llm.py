@@ -1,4 +1,4 @@
-"""`Backend` over `AsyncLLM`."""
+"""`ServedEngine` over `AsyncLLM`."""
 
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -12,7 +12,7 @@ from paceline.llm import AsyncLLM
 STATS_EVERY_S = 0.25  # while requests run; and once when none does any more
 
 
-class EngineBackend:
+class OverAsyncLLM:
     def __init__(self, llm: AsyncLLM, methods: Sequence[str] = ()) -> None:
         self._llm = llm
         self.max_model_len = llm.max_model_len

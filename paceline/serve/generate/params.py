@@ -7,7 +7,7 @@ from typing import Any
 from paceline.core.sampling_params import SamplingParams
 from paceline.llm.worker import in_worker
 from paceline.serve.config import ServerConfig
-from paceline.serve.generate.served_engine import Backend
+from paceline.serve.generate.served_engine import ServedEngine
 from paceline.serve.http.errors import ApiError
 from paceline.serve.http.limits import check_logprobs, tokens_within_logprobs
 from paceline.serve.http.request_bodies import (
@@ -30,7 +30,7 @@ _SAME_NAME = (
 
 
 async def sampling_params(
-    body: GenerationRequest, prompt_lens: list[int], backend: Backend, config: ServerConfig
+    body: GenerationRequest, prompt_lens: list[int], backend: ServedEngine, config: ServerConfig
 ) -> SamplingParams:
     """One set of options for all prompts of a call, `max_tokens` resolved."""
     options = {name: getattr(body, name) for name in _SAME_NAME if getattr(body, name) is not None}
@@ -53,7 +53,7 @@ async def sampling_params(
 
 
 def _max_tokens(
-    body: GenerationRequest, prompt_len: int, backend: Backend, config: ServerConfig, within_logprobs: int | None
+    body: GenerationRequest, prompt_len: int, backend: ServedEngine, config: ServerConfig, within_logprobs: int | None
 ) -> int:
     room = backend.max_model_len - prompt_len
     limit = config.max_tokens_limit
@@ -92,7 +92,7 @@ def _logit_bias(given: Mapping[str, float] | None) -> dict[int, float]:
     return bias
 
 
-async def _speculative(body: GenerationRequest, backend: Backend) -> dict[str, Any] | None:
+async def _speculative(body: GenerationRequest, backend: ServedEngine) -> dict[str, Any] | None:
     """The request's own choice, its prediction as token ids wherever it was given."""
     given = body.speculative or {}
     text = given.get("prediction")
@@ -105,7 +105,7 @@ async def _speculative(body: GenerationRequest, backend: Backend) -> dict[str, A
     return {**given, "prediction": await tokenize_text(text, backend, add_special_tokens=False)}
 
 
-async def prompt_token_ids(body: GenerationRequest, backend: Backend, config: ServerConfig) -> list[list[int]]:
+async def prompt_token_ids(body: GenerationRequest, backend: ServedEngine, config: ServerConfig) -> list[list[int]]:
     """Every prompt of the call, tokenized and within the limits."""
     if isinstance(body, ChatCompletionRequest):
         prompts = [await tokenize_chat(body.messages, backend)]
@@ -117,7 +117,7 @@ async def prompt_token_ids(body: GenerationRequest, backend: Backend, config: Se
     return prompts
 
 
-async def _completion_prompts(body: CompletionRequest, backend: Backend) -> list[list[int]]:
+async def _completion_prompts(body: CompletionRequest, backend: ServedEngine) -> list[list[int]]:
     given = body.prompt if isinstance(body.prompt, list) else [body.prompt]
     if not given:
         raise ApiError(400, "prompt is empty: give text, token ids, or a list of them", param="prompt")
@@ -132,17 +132,19 @@ async def _completion_prompts(body: CompletionRequest, backend: Backend) -> list
     return prompts
 
 
-async def tokenize_text(text: str, backend: Backend, add_special_tokens: bool = True) -> list[int]:
+async def tokenize_text(text: str, backend: ServedEngine, add_special_tokens: bool = True) -> list[int]:
     return await in_worker(len(text), lambda: backend.tokenizer.encode(text, add_special_tokens))
 
 
-async def tokenize_chat(messages: Sequence[Message], backend: Backend, add_generation_prompt: bool = True) -> list[int]:
+async def tokenize_chat(
+    messages: Sequence[Message], backend: ServedEngine, add_generation_prompt: bool = True
+) -> list[int]:
     rendered = [message.for_template() for message in messages]
     num_chars = sum(len(message["content"]) + CHARS_PER_MESSAGE for message in rendered)
     return await in_worker(num_chars, lambda: backend.tokenizer.chat_token_ids(rendered, add_generation_prompt))
 
 
-def _check_prompt(token_ids: list[int], backend: Backend, config: ServerConfig) -> None:
+def _check_prompt(token_ids: list[int], backend: ServedEngine, config: ServerConfig) -> None:
     limit = min(backend.max_model_len - 1, config.max_prompt_tokens or backend.max_model_len)
     if not token_ids:
         raise ApiError(400, "the prompt is empty: give at least one token", param="prompt")

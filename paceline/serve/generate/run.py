@@ -23,7 +23,7 @@ async def run(service: Service, call: Call, writer: Writer) -> None:
     prompts = range(len(call.prompts))
     sequence_ids = [sequence_id for prompt in prompts for sequence_id in call.sequence_ids(prompt)]
     if call.body.prediction is not None:
-        call.counts = [service.recorder.follow(sequence_id) for sequence_id in sequence_ids]
+        call.counts = [service.latest_steps.follow(sequence_id) for sequence_id in sequence_ids]
     try:
         if len(prompts) == 1:
             await _run_prompt(service, call, 0, writer)
@@ -35,7 +35,7 @@ async def run(service: Service, call: Call, writer: Writer) -> None:
         raise failures.exceptions[0] from None
     finally:
         for sequence_id in sequence_ids:
-            service.recorder.forget(sequence_id)
+            service.latest_steps.forget(sequence_id)
 
 
 async def _run_prompt(service: Service, call: Call, prompt: int, writer: Writer) -> None:

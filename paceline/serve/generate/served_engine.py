@@ -13,7 +13,7 @@ from paceline.core.step_record import Load, StepObserver
 from paceline.core.tokenizer import Tokenizer
 
 
-class Backend(Protocol):
+class ServedEngine(Protocol):
     @property
     def max_model_len(self) -> int: ...
 

@@ -4,23 +4,23 @@ import logging
 import time
 
 from paceline.serve.config import ServerConfig
-from paceline.serve.generate.served_engine import Backend
+from paceline.serve.generate.served_engine import ServedEngine
 from paceline.serve.http.gate import Gate
 from paceline.serve.http.logs import log
-from paceline.serve.observe.latest_steps import Recorder
+from paceline.serve.observe.latest_steps import LatestSteps
 from paceline.serve.observe.metrics import Metrics
 
 
 class Service:
-    def __init__(self, backend: Backend, config: ServerConfig) -> None:
+    def __init__(self, backend: ServedEngine, config: ServerConfig) -> None:
         self.backend = backend
         self.config = config
         self.metrics = Metrics()
-        self.recorder = Recorder()
+        self.latest_steps = LatestSteps()
         self.gate = Gate(backend.max_num_seqs, config.max_queue_len, config.request_timeout_s)
         self.engine_dead = False
         self.begin_s = time.time()
-        backend.watch(self.recorder.observe)
+        backend.watch(self.latest_steps.observe)
         backend.when_dead(self._note_death)
 
     def _note_death(self, error: Exception) -> None:

@@ -10,11 +10,11 @@ from paceline.serve.generate.call import Call
 from paceline.serve.generate.deltas import cursors_for
 from paceline.serve.generate.figures import prompt_logprobs, speculation, usage
 from paceline.serve.generate.formats import choice_body, format_for
-from paceline.serve.generate.served_engine import Backend
+from paceline.serve.generate.served_engine import ServedEngine
 
 
 class WholeAnswer:
-    def __init__(self, call: Call, backend: Backend) -> None:
+    def __init__(self, call: Call, backend: ServedEngine) -> None:
         self._call = call
         self._backend = backend
         self._mergers = [OutputMerger() for _ in call.prompts]

@@ -15,7 +15,7 @@ from paceline.llm.worker import in_worker
 from paceline.serve.config import ServerConfig
 from paceline.serve.generate.answer import GenerationResponse
 from paceline.serve.generate.params import tokenize_chat, tokenize_text
-from paceline.serve.generate.served_engine import Backend
+from paceline.serve.generate.served_engine import ServedEngine
 from paceline.serve.generate.service import Service
 from paceline.serve.http.body import BodyReader
 from paceline.serve.http.errors import ApiError, as_api_error
@@ -60,7 +60,7 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(backend: Backend, config: ServerConfig) -> FastAPI:
+def create_app(backend: ServedEngine, config: ServerConfig) -> FastAPI:
     service = Service(backend, config)
     app = FastAPI(
         title="Paceline",

@@ -19,7 +19,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from paceline.serve.config import ServerConfig
-from paceline.serve.generate.served_engine import Backend
+from paceline.serve.generate.served_engine import ServedEngine
 from paceline.serve.generate.service import Service
 from paceline.serve.http.app import create_app
 from paceline.serve.http.connection import limited_protocol
@@ -77,7 +77,7 @@ def server_options(app: FastAPI, config: ServerConfig, host: str = "127.0.0.1", 
     )
 
 
-def run_server(backend: Backend, config: ServerConfig, host: str, port: int, log_level: str = "info") -> int:
+def run_server(backend: ServedEngine, config: ServerConfig, host: str, port: int, log_level: str = "info") -> int:
     """Serve until told to stop, or until the engine dies; 0 when every block of KV came back."""
     configure_logging(log_level)
     app = create_app(backend, config)

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from paceline.core.step_record import Load
 from paceline.serve.generate.service import Service
 from paceline.serve.observe.counts import MODEL
-from paceline.serve.observe.latest_steps import Recorder
+from paceline.serve.observe.latest_steps import LatestSteps
 from paceline.serve.observe.metrics import PREFIX
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -55,7 +55,7 @@ class Exposition(Collector):
         for value in vars(service.metrics).values():
             yield value.family(model)
         yield from _speculation_families(service.backend.speculation_stats(), model)
-        yield _saved_family(service.recorder, model)
+        yield _saved_family(service.latest_steps, model)
 
 
 def _counter(name: str, help: str, *labels: str) -> CounterMetricFamily:
@@ -122,7 +122,7 @@ def _decision_families(speculation: Mapping[str, Any], model: str) -> Sequence[M
     return steps, nodes, asked, in_use, own
 
 
-def _saved_family(recorder: Recorder, model: str) -> Metric:
+def _saved_family(recorder: LatestSteps, model: str) -> Metric:
     family = _gauge("spec_decode_time_saved_seconds", "estimate; negative: speculation lost time", "method")
     for method, saved in list(recorder.saved.items()):
         family.add_metric((model, method), saved.seconds)

@@ -19,7 +19,7 @@ class TimeSaved:
     seconds: float = 0.0  # may be negative: then speculation lost time
 
 
-class Recorder:
+class LatestSteps:
     def __init__(self) -> None:
         self.recent_trees: deque[PassRecord] = deque(maxlen=NUM_RECENT_TREES)  # newest last
         self.saved: dict[str, TimeSaved] = {}  # by method

@@ -13,7 +13,7 @@ MAX_DRAWN_NODES = 128
 
 def live(service: Service, tenant: Tenant) -> dict[str, Any]:
     """Figures are of all tenants together; a tree holds text, so it is shown only to the tenant that it belongs to."""
-    trees = [record for record in list(service.recorder.recent_trees) if tenant.owns(record.cache_salt)]
+    trees = [record for record in list(service.latest_steps.recent_trees) if tenant.owns(record.cache_salt)]
     load, metrics = service.backend.load(), service.metrics
     return {
         "time_s": time.time(),
@@ -32,7 +32,7 @@ def live(service: Service, tenant: Tenant) -> dict[str, Any]:
         "ttft_s": {"p50": metrics.ttft.quantile(0.5), "p95": metrics.ttft.quantile(0.95)},
         "inter_token_s": {"p50": metrics.inter_token.quantile(0.5), "p95": metrics.inter_token.quantile(0.95)},
         "speculation": service.backend.speculation_stats(),
-        "time_saved_s": {method: saved.seconds for method, saved in list(service.recorder.saved.items())},
+        "time_saved_s": {method: saved.seconds for method, saved in list(service.latest_steps.saved.items())},
         "trees": [draw(record, service.backend.tokenizer) for record in trees[-1:]],
     }
 

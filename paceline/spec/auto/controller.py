@@ -30,7 +30,7 @@ from paceline.spec.auto.cost import calibrate
 from paceline.spec.auto.members import TRIAL_REQUESTS, MemberChoice
 from paceline.spec.auto.repeat_watch import RepeatWatch
 from paceline.spec.auto.select import Selection, above_bar, path_chances, select, shifted
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class RequestRecord:
 class AutoProposer(Proposer):
     def __init__(
         self,
-        services: Services,
+        services: EngineParts,
         largest: Budget,
         *,
         members: "Sequence[SpeculativeConfig] | None" = None,  # None: all that this target has

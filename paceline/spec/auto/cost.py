@@ -8,14 +8,14 @@ import numpy as np
 
 from paceline.core.forward import Decoder, ForwardBatch, TokenDraws
 from paceline.core.packing import RequestRows, pack
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 
 CALIBRATION_ROWS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # each beside one row
 CALIBRATION_CONTEXT = 128  # tokens before each row: a row reads its context, a draft's as well as a request's
 CALIBRATION_ROUNDS, CALIBRATION_S = 4, 1.0  # as many rounds as fit into the time, one at least
 
 
-def calibrate(services: Services) -> dict[int, float]:
+def calibrate(services: EngineParts) -> dict[int, float]:
     """Rows -> seconds of a bare pass, measured on the model before anything runs; empty where there is no model.
 
     Each row is a request of its own, after a text that all of them share. The slots written are free: a

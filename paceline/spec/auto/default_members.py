@@ -12,7 +12,7 @@ from typing import Any
 from paceline.errors import ModelLoadError, PacelineError
 from paceline.models.drafters.load import find_shipped
 from paceline.spec.config.speculative_config import SpeculativeConfig
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.merge.merge import MergeProposer
 from paceline.spec.methods import TRAINING_FREE
 from paceline.spec.proposer import Budget
@@ -24,7 +24,7 @@ EAGLE3_SIZE, EAGLE3_LEAST = Budget(num_nodes=6, max_depth=6), 0.1  # a chain as 
 CANNOT_BUILD = (PacelineError, RuntimeError, MemoryError)  # RuntimeError: torch's, out of memory included
 
 
-def default_drafters(services: Services, largest: Budget) -> MergeProposer:
+def default_drafters(services: EngineParts, largest: Budget) -> MergeProposer:
     """The members, merged. No user asked for the trained one: where it cannot be built, the others draft without it."""
     members = available_members(services, largest)
     try:
@@ -37,7 +37,7 @@ def default_drafters(services: Services, largest: Budget) -> MergeProposer:
     return MergeProposer(services, largest, members=free)  # past the except: what was half built is freed by now
 
 
-def available_members(services: Services, largest: Budget) -> list[SpeculativeConfig]:
+def available_members(services: EngineParts, largest: Budget) -> list[SpeculativeConfig]:
     """Configurations of the members for this target, none of them larger than `largest`."""
     members = [_member(method, largest) for method in TRAINING_FREE]
     if _has_shipped("eagle3", services):
@@ -59,7 +59,7 @@ def _smaller(one: Budget, other: Budget) -> Budget:
     return Budget(min(one.num_nodes, other.num_nodes), min(one.max_depth, other.max_depth))
 
 
-def _has_shipped(kind: str, services: Services) -> bool:
+def _has_shipped(kind: str, services: EngineParts) -> bool:
     if services.decoder is None:
         return False
     try:

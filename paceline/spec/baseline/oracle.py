@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.proposer import Budget, Proposer, StepContext
 
 MAX_RANDOM_WIDTH = 3
@@ -21,7 +21,7 @@ MAX_RANDOM_WIDTH = 3
 class OracleProposer(Proposer):
     def __init__(
         self,
-        services: Services,
+        services: EngineParts,
         largest: Budget,
         *,
         sequences: Sequence[Sequence[int]] = (),

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from paceline.errors import InvalidOptionError
 from paceline.spec.config.options import Option, choice, optional, real, text, whole, whole_list
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.proposer import Budget, Proposer
 
 MAX_DRAFT_DEPTH = 128
@@ -44,7 +44,7 @@ class Method:
         """An option's default; None where the method has no such option."""
         return self.options[option].default if option in self.options else None
 
-    def build(self, services: Services, options: Mapping[str, Any]) -> Proposer:
+    def build(self, services: EngineParts, options: Mapping[str, Any]) -> Proposer:
         module, _, name = self.target.partition(":")
         others = dict(options)
         largest = Budget(others.pop("node_budget", 0), others.pop("num_speculative_tokens", 0))

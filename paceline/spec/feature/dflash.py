@@ -16,7 +16,7 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.models.drafters.dflash import DFlash
 from paceline.models.drafters.load import load_network
 from paceline.models.drafters.paged import make_layers, make_linear
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.feature.draft_growth import least_log_prob, product_tree, sampled_chain
 from paceline.spec.feature.feature_drafter import (
     CHUNK_ROWS,
@@ -36,7 +36,7 @@ from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 class DFlashProposer(Proposer):
     def __init__(
         self,
-        services: Services,
+        services: EngineParts,
         largest: Budget,
         *,
         model: str | None,

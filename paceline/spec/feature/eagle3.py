@@ -20,7 +20,7 @@ from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.models.drafters.load import load_network
 from paceline.models.drafters.paged import KeyRows, make_layers, make_linear
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.feature.draft_growth import Growth, least_log_prob
 from paceline.spec.feature.draft_scores import LOWEST, Scored
 from paceline.spec.feature.feature_drafter import (
@@ -44,7 +44,7 @@ class Eagle3Proposer(Proposer):
 
     def __init__(
         self,
-        services: Services,
+        services: EngineParts,
         largest: Budget,
         *,
         model: str | None,

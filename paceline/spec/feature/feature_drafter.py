@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.core.forward import Target
 from paceline.errors import InvalidOptionError
 from paceline.models.drafters.paged import KeyRows, Placement
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.feature.draft_scores import DraftScores
 from paceline.spec.feature.feature_queue import IntArray
 
@@ -24,18 +24,18 @@ CHUNK_ROWS = 512  # features taken in by one call
 T = TypeVar("T")
 
 
-def placement(services: Services) -> Placement:
+def placement(services: EngineParts) -> Placement:
     threads = None if services.decoder is None else services.decoder.num_threads
     return Placement(services.device, services.num_threads or threads)
 
 
-def target_of(services: Services) -> Target:
+def target_of(services: EngineParts) -> Target:
     if services.decoder is None:
         raise InvalidOptionError("this drafter shares its target's embedding, but there is no target")
     return services.decoder
 
 
-def draft_scores(services: Services, d2t: Tensor, sampling: str | None) -> DraftScores:
+def draft_scores(services: EngineParts, d2t: Tensor, sampling: str | None) -> DraftScores:
     return DraftScores(d2t, services.vocab_size, sampling, placement(services).threads)
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.request import Request
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.proposer import RequestPass, StepContext
 
 IntArray = NDArray[np.int32]
@@ -44,7 +44,7 @@ class FeatureRows:
 
 
 class FeatureQueue:
-    def __init__(self, hidden_layers: Sequence[int], services: Services) -> None:
+    def __init__(self, hidden_layers: Sequence[int], services: EngineParts) -> None:
         self._layers, self._services = tuple(hidden_layers), services
         self._parts: list[FeatureRows] = []
         self._heard = np.zeros(services.num_slots, dtype=np.int32)  # [slots]: in which use of its block; 0: never

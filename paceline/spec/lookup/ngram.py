@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.lookup.ngram_index import NgramIndex, copy_from
 from paceline.spec.proposer import Budget, Proposer, StepContext
 from paceline.spec.trie import Trie
@@ -18,7 +18,9 @@ MAX_PLACES = 32  # looked at for one tree: bounds the time where a token stands 
 
 
 class NgramProposer(Proposer):
-    def __init__(self, services: Services, largest: Budget, *, prompt_lookup_min: int, prompt_lookup_max: int) -> None:
+    def __init__(
+        self, services: EngineParts, largest: Budget, *, prompt_lookup_min: int, prompt_lookup_max: int
+    ) -> None:
         self._sizes = range(prompt_lookup_min, prompt_lookup_max + 1)
         self._indexes: dict[str, NgramIndex] = {}
 

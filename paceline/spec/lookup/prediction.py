@@ -16,7 +16,7 @@ from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.errors import InvalidOptionError, InvalidRequestError
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.lookup.followed_text import Alignment
 from paceline.spec.proposer import Budget, Proposer, StepContext
 from paceline.spec.trie import Trie
@@ -32,7 +32,7 @@ class Followed:
 
 
 class PredictionProposer(Proposer):
-    def __init__(self, services: Services, largest: Budget) -> None:
+    def __init__(self, services: EngineParts, largest: Budget) -> None:
         self._services = services
         self._followed: dict[str, Followed | None] = {}  # None: the request brought no prediction
 

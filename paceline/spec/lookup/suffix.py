@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.ops.native.suffix import suffix_available
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.lookup.by_salt import BySalt
 from paceline.spec.lookup.hit_rates import Reliability, walk
 from paceline.spec.lookup.native_suffix_trees import NativeSuffixTrees
@@ -28,7 +28,7 @@ PROMPT_TAIL = 4  # prompt tokens kept before a past output, so that its first to
 class SuffixProposer(Proposer):
     def __init__(
         self,
-        services: Services,
+        services: EngineParts,
         largest: Budget,
         *,
         suffix_decoding_max_tree_depth: int,

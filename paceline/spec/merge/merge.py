@@ -22,7 +22,7 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree, likeliest
 from paceline.errors import InvalidOptionError
 from paceline.spec.drafter_faults import DrafterFaults
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.merge.credit import Credit, Guess, Row, make_guess
 from paceline.spec.merge.usefulness import Usefulness
 from paceline.spec.proposer import Budget, Proposer, StepContext, union
@@ -121,7 +121,7 @@ class Alone:
 class MergeProposer(Proposer):
     def __init__(
         self,
-        services: Services,
+        services: EngineParts,
         largest: Budget,
         *,
         members: "Sequence[SpeculativeConfig]",

@@ -25,7 +25,7 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError
 from paceline.models.drafters.load import UNTRAINED, load_network
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.feature.feature_drafter import placement, target_of
 from paceline.spec.model.model_drafter import ModelDrafter
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
@@ -59,7 +59,7 @@ class Drafter(Protocol):
 class DraftModelProposer(Proposer):
     def __init__(
         self,
-        services: Services,
+        services: EngineParts,
         largest: Budget,
         *,
         model: Any,
@@ -81,7 +81,9 @@ class DraftModelProposer(Proposer):
 class OwnLayersDrafter:
     """The target's first layers, on the target's KV."""
 
-    def __init__(self, services: Services, num_layers: int, sampling: str | None, widths: Sequence[int] | None) -> None:
+    def __init__(
+        self, services: EngineParts, num_layers: int, sampling: str | None, widths: Sequence[int] | None
+    ) -> None:
         assert services.decoder is not None and services.kv_cache is not None
         available = services.decoder.config.num_layers
         if num_layers > available:
@@ -106,7 +108,7 @@ class SeparateDrafter:
     """Another model with the target's tokens, its KV in the same block tables."""
 
     def __init__(
-        self, services: Services, decoder: Decoder, sampling: str | None, widths: Sequence[int] | None
+        self, services: EngineParts, decoder: Decoder, sampling: str | None, widths: Sequence[int] | None
     ) -> None:
         self._is_chain = widths is None
         self._fed: dict[str, Fed] = {}
@@ -134,7 +136,7 @@ class SeparateDrafter:
 
 
 def make_drafter(
-    services: Services, model: Any, num_layers: int | None, sampling: str | None, widths: Sequence[int] | None
+    services: EngineParts, model: Any, num_layers: int | None, sampling: str | None, widths: Sequence[int] | None
 ) -> Drafter:
     if num_layers is not None:
         return OwnLayersDrafter(services, num_layers, sampling, widths)
@@ -155,7 +157,7 @@ def is_distilled(model: str) -> bool:
     return model == UNTRAINED or path.suffix == ".safetensors" or (path / "draft.safetensors").is_file()
 
 
-def load_distilled(services: Services, model: str | None) -> Decoder:
+def load_distilled(services: EngineParts, model: str | None) -> Decoder:
     from paceline.models.drafters.distilled_decoder import DistilledDecoder
 
     target = target_of(services)

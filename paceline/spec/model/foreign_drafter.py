@@ -17,7 +17,7 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.core.tokenizer import Tokenizer
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.errors import InvalidOptionError
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.model.model_drafter import ModelDrafter
 from paceline.spec.proposer import Budget
 
@@ -39,7 +39,7 @@ class Mirror:
 
 
 class ForeignDrafter:
-    def __init__(self, services: Services, loaded: Any, sampling: str | None, widths: Sequence[int] | None) -> None:
+    def __init__(self, services: EngineParts, loaded: Any, sampling: str | None, widths: Sequence[int] | None) -> None:
         assert services.tokenizer is not None
         self._target: Tokenizer = services.tokenizer
         self._draft: Tokenizer = loaded.tokenizer
@@ -136,7 +136,7 @@ def _empty_twin() -> Request:
     return Request("draft", [], SamplingParams(temperature=0.0), max_tokens=1, seed=0)
 
 
-def same_tokens(services: Services, loaded: Any) -> bool:
+def same_tokens(services: EngineParts, loaded: Any) -> bool:
     """Do token ids mean the same to both models? Padding rows past the tokenizer's own ids do not matter."""
     if services.tokenizer is None:
         return False

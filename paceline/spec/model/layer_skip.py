@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError
 from paceline.models.aliases import cache_dir
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.model.layer_search import load_stored, stored_path
 from paceline.spec.model.model_drafter import ModelDrafter
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
@@ -19,7 +19,7 @@ from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 class LayerSkipProposer(Proposer):
     def __init__(
         self,
-        services: Services,
+        services: EngineParts,
         largest: Budget,
         *,
         draft_layers: Sequence[int] | None,

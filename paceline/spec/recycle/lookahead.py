@@ -23,7 +23,7 @@ from torch import Tensor
 
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, StepContext
 from paceline.spec.trie import Trie
 
@@ -65,7 +65,7 @@ class LookaheadProposer(Proposer):
     needs = Needs(logits=True)
 
     def __init__(
-        self, services: Services, largest: Budget, *, window_size: int, ngram_size: int, guess_set_size: int
+        self, services: EngineParts, largest: Budget, *, window_size: int, ngram_size: int, guess_set_size: int
     ) -> None:
         self._width, self._levels, self._guesses = window_size, ngram_size - 1, guess_set_size
         self._windows: dict[str, Window] = {}

@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.spec.config.tree_shape import TreeShape, optimal_shape
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.lookup.by_salt import BySalt
 from paceline.spec.model.top_tokens import top_tokens
 from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, StepContext
@@ -76,7 +76,7 @@ class RecyclingProposer(Proposer):
 
     def __init__(
         self,
-        services: Services,
+        services: EngineParts,
         largest: Budget,
         *,
         recycling_top_k: int,

@@ -13,7 +13,7 @@ import pytest
 
 from paceline import AsyncLLM
 from paceline.models.loader import LoadedModel
-from paceline.serve.generate.over_async_llm import EngineBackend
+from paceline.serve.generate.over_async_llm import OverAsyncLLM
 from tests.serve.conftest import Running, running, wait_until
 from tests.toy import ToyDecoder, ToyTokenizer
 
@@ -33,7 +33,7 @@ def toy() -> Iterator[Running]:
     model = LoadedModel("toy", Path("."), ToyDecoder.config, ToyDecoder(), ToyChatTokenizer(), "toy")  # type: ignore[arg-type]
     options = {"max_num_seqs": 8, "num_kv_blocks": 64, "block_size": 16, "max_num_batched_tokens": 64}
     llm = AsyncLLM(model, {"method": "ngram"}, **options)
-    backend = EngineBackend(llm, METHODS)
+    backend = OverAsyncLLM(llm, METHODS)
     with running(backend, drain_timeout_s=1) as handle:  # type: ignore[arg-type]
         yield handle
     backend.shutdown()
@@ -56,7 +56,7 @@ def complete(http: httpx.Client, **options: Any) -> dict[str, Any]:
 
 def test_what_auto_decided_is_in_the_metrics_and_on_the_page() -> None:
     model = LoadedModel("toy", Path("."), ToyDecoder.config, ToyDecoder(), ToyChatTokenizer(), "toy")  # type: ignore[arg-type]
-    backend = EngineBackend(AsyncLLM(model, max_num_seqs=8, num_kv_blocks=64, max_num_batched_tokens=64), METHODS)
+    backend = OverAsyncLLM(AsyncLLM(model, max_num_seqs=8, num_kv_blocks=64, max_num_batched_tokens=64), METHODS)
     with running(backend, drain_timeout_s=1) as server, server.client() as client:  # type: ignore[arg-type]
         complete(client, temperature=0)
         lines = client.get("/metrics").text.splitlines()
@@ -177,7 +177,7 @@ def test_the_default_model_answers_as_it_does_offline(smollm2_float32: LoadedMod
     llm = AsyncLLM(smollm2_float32, {"method": "ngram"}, **options)
     body = {"messages": [{"role": "user", "content": "Say: one two three, one two three."}], "temperature": 0}
     body |= {"max_tokens": 24, "return_token_sources": True}
-    backend = EngineBackend(llm, METHODS)
+    backend = OverAsyncLLM(llm, METHODS)
     with running(backend) as handle, handle.client() as client:  # type: ignore[arg-type]
         answers = [
             client.post("/v1/chat/completions", json=body | {"speculative": chosen}).json()["choices"][0]

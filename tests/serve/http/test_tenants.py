@@ -65,7 +65,7 @@ def trees(server: Running, key: str) -> list[Any]:
 
 def test_the_live_page_shows_text_to_its_owner_and_to_admins(shared: Running) -> None:
     for salt in (None, "mine"):
-        shared.service.recorder.recent_trees.clear()
+        shared.service.latest_steps.recent_trees.clear()
         complete(shared, ALICE, cache_salt=salt)
         assert trees(shared, ALICE) and trees(shared, ADMIN)
         assert trees(shared, BOB) == []

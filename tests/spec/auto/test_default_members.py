@@ -14,7 +14,7 @@ from paceline.spec.auto.controller import AutoProposer
 from paceline.spec.auto.default_members import EAGLE3_SIZE, available_members
 from paceline.spec.config.request_choice import choose
 from paceline.spec.config.speculative_config import SpeculativeConfig
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.methods import TRAINING_FREE, build_proposer
 from paceline.spec.proposer import Budget, Proposer
 from tests.bench.toy_llm import toy_model
@@ -38,7 +38,7 @@ def test_without_a_configuration_auto_uses_the_methods_that_work_on_any_target()
 
 
 def test_the_shipped_drafter_is_a_member_where_it_fits_the_target(smollm2_float32: LoadedModel) -> None:
-    services = Services(vocab_size=49152, max_model_len=64, decoder=smollm2_float32.decoder)  # type: ignore[arg-type]
+    services = EngineParts(vocab_size=49152, max_model_len=64, decoder=smollm2_float32.decoder)  # type: ignore[arg-type]
     members = available_members(services, Budget(24, 16))
     assert [member.method for member in members] == ["prediction", "suffix", "eagle3"]
     assert members[-1].node_budget == EAGLE3_SIZE.num_nodes and members[0].node_budget == 24
@@ -68,7 +68,7 @@ def test_a_shipped_drafter_that_cannot_be_built_is_left_out(
 def test_where_auto_cannot_run_the_engine_says_so_and_decodes_plainly(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: type[Exception]
 ) -> None:
-    def fail(services: Services) -> dict[int, float]:
+    def fail(services: EngineParts) -> dict[int, float]:
         raise kind("no such kernel")
 
     monkeypatch.setattr("paceline.spec.auto.controller.calibrate", fail)

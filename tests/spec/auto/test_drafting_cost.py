@@ -9,12 +9,12 @@ import time
 
 import pytest
 
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.proposer import RequestPass, StepContext
 from paceline.spec.speculator import Speculator
 from tests.toy import toy_request
 
-SERVICES = Services(vocab_size=50_000, max_model_len=65_536)
+SERVICES = EngineParts(vocab_size=50_000, max_model_len=65_536)
 LIMIT_MS = {2_000: 0.2, 32_000: 0.5}
 
 

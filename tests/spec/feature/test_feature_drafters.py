@@ -18,7 +18,7 @@ from paceline.engine.core import EngineCore
 from paceline.engine.scheduler import SchedulerConfig
 from paceline.models.drafters.store import save_drafter
 from paceline.spec.config.speculative_config import SpeculativeConfig
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.proposer import StepContext
 from paceline.spec.speculator import Speculator
 from paceline.train.acceptance import measure_acceptance
@@ -83,7 +83,7 @@ def make_core(
 ) -> EngineCore:
     decoder = target.decoder
     kv_cache = allocate_kv(decoder.config, num_blocks * BLOCK_SIZE, decoder.dtype, decoder.device)
-    services = Services(
+    services = EngineParts(
         vocab_size=decoder.config.vocab_size,
         max_model_len=256,
         block_size=BLOCK_SIZE,

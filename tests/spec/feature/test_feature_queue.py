@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from paceline.core.request import Request
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.feature.feature_queue import FeatureQueue
 from paceline.spec.proposer import RequestPass, StepContext
 from tests.toy import toy_request
@@ -16,7 +16,9 @@ class Drafter:
     """A queue, and a pool whose blocks are handed out by hand."""
 
     def __init__(self) -> None:
-        services = Services(vocab_size=24, max_model_len=64, block_size=BLOCK_SIZE, num_slots=NUM_BLOCKS * BLOCK_SIZE)
+        services = EngineParts(
+            vocab_size=24, max_model_len=64, block_size=BLOCK_SIZE, num_slots=NUM_BLOCKS * BLOCK_SIZE
+        )
         self.queue = FeatureQueue([1], services)
         self.uses = np.zeros(NUM_BLOCKS, dtype=np.int32)
 

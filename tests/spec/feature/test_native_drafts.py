@@ -15,7 +15,7 @@ from paceline.models.drafters.eagle3 import Eagle3, Eagle3Config
 from paceline.models.layout import expected_shapes
 from paceline.models.native import NativeDecoder
 from paceline.ops.native.drafter import Drafting, drafter_available
-from paceline.spec.engine_parts import Services
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.feature import eagle3
 from paceline.spec.feature.eagle3 import Eagle3Proposer
 from paceline.spec.proposer import Budget, RequestPass, StepContext
@@ -55,7 +55,7 @@ def make_proposer(monkeypatch: pytest.MonkeyPatch, made: Eagle3, **options: Any)
     weights = {name: 0.3 * torch.randn(shape) for name, shape in expected_shapes(CONFIG).items()}
     decoder = NativeDecoder(CONFIG, weights, quantization="int8", num_threads=2)
     monkeypatch.setattr(eagle3, "load_network", lambda *_: made)
-    services = Services(
+    services = EngineParts(
         vocab_size=CONFIG.vocab_size,
         max_model_len=128,
         block_size=BLOCK_SIZE,
