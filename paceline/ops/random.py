@@ -58,7 +58,9 @@ def noise_key(seed: int, position: int, purpose: int, index: int = 0) -> int:
     return _mix64(key + (purpose << 32) + index & _MASK64)
 
 
-def noise_keys(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64], purpose: int) -> npt.NDArray[np.uint64]:
+def noise_keys(
+    seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64], purpose: int
+) -> npt.NDArray[np.uint64]:
     """`noise_key` for many draws at once; the arrays are broadcast."""
     keys = _mix64_rows(seeds ^ np.uint64(0x9E3779B97F4A7C15))
     return _mix64_rows(_mix64_rows(keys + positions) + np.uint64(purpose << 32))

@@ -45,7 +45,7 @@ def scratch_slots(width: int, max_depth: int) -> int:
 
 @dataclass(slots=True)
 class DraftClock:
-    """Seconds of the host by part, since the start."""
+    """Seconds of the host by part, since the start; the first draft of a shape, which is captured, in `capture_s`."""
 
     num_drafts: int = 0
     prepare_s: float = 0.0  # collecting and sending the inputs
@@ -54,6 +54,9 @@ class DraftClock:
     trees_s: float = 0.0
     num_captured: int = 0
     capture_s: float = 0.0
+
+
+DRAFT_CLOCK = DraftClock()  # of all drafters of the process, for measurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,6 @@ class CapturedDrafts:
         self._pool = torch.cuda.graph_pool_handle() if on_cuda else None
         size = BUCKETS[-1] * (1 + 3 * largest.num_nodes)
         self._read = torch.empty(size, dtype=torch.int32, pin_memory=on_cuda)
-        self.clock = DraftClock()
 
     @staticmethod
     def of(
@@ -123,7 +125,7 @@ class CapturedDrafts:
         largest: Budget,
         width: int,
     ) -> "CapturedDrafts | None":
-        """None where the network is another one or does not live on CUDA, or tokens are drawn from its probabilities."""
+        """None where the network is another one or not on CUDA, or tokens are drawn from its probabilities."""
         if not isinstance(network, Eagle3) or services.device.type != "cuda" or scores.sampling == "sampled":
             return None
         if min(largest.num_nodes, largest.max_depth) < 1 or not isinstance(layers, TorchLayers):
@@ -188,7 +190,7 @@ class CapturedDrafts:
             torch.cuda.current_stream(self._device).synchronize()
         read_s = time.perf_counter()
         trees = read_trees(host.numpy()[: len(wanted)])
-        clock = self.clock
+        clock = DRAFT_CLOCK
         clock.num_drafts += 1
         clock.prepare_s += sent_s - begin_s
         clock.launch_s += launched_s - sent_s
@@ -223,8 +225,8 @@ class CapturedDrafts:
         with torch.cuda.graph(graph, pool=self._pool):
             found.output = self._draft(found, shape)
         found.graph = graph
-        self.clock.num_captured += 1
-        self.clock.capture_s += time.perf_counter() - begin_s
+        DRAFT_CLOCK.num_captured += 1
+        DRAFT_CLOCK.capture_s += time.perf_counter() - begin_s
 
     def _draft(self, found: _Graph, shape: DraftShape) -> Tensor:
         views = found.inputs.views(found.hidden, self._table, self._id_constants if shape.noisy else None)
@@ -266,10 +268,10 @@ class CapturedDrafts:
         host["slots"][:count] = np.where(np.arange(most) < counts[:, None], newest.slots[places], self._trash)
         if any(noisy):
             heats = [one.request.sampling_params.temperature for one in wanted]
-            host["scales"].view(np.float32)[:count] = [1.0 / heat if ok else 0.0 for heat, ok in zip(heats, noisy, strict=True)]
+            host["scales"].view(np.float32)[:count] = np.where(noisy, 1.0 / np.maximum(heats, 1e-9), 0.0)
             seeds = np.array([one.request.seed & ((1 << 64) - 1) for one in wanted], dtype=np.uint64)
-            lengths_ = np.array([one.request.num_tokens for one in wanted], dtype=np.uint64)
-            at = lengths_[:, None] + np.arange(shape.num_levels, dtype=np.uint64)
+            ends = np.array([one.request.num_tokens for one in wanted], dtype=np.uint64)
+            at = ends[:, None] + np.arange(shape.num_levels, dtype=np.uint64)
             keys = noise_keys(seeds[:, None], at, Purpose.SAMPLE)
             host["noise_keys"][:count] = keys.astype("<u8").view("<i4").reshape(count, -1, 2)
 

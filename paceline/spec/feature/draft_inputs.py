@@ -87,7 +87,7 @@ class DraftInputs:
 
     def _fields(self, ints: Tensor) -> dict[str, Tensor]:
         count, found, begin = self.num_requests, {}, 0
-        sizes = {name: (count, self.num_pairs) for name in ROW_FIELDS}
+        sizes = dict.fromkeys(ROW_FIELDS, (count, self.num_pairs))
         for name, shape in (
             *sizes.items(),
             *((name, (count,)) for name in (*REQUEST_FIELDS, *FLOAT_FIELDS)),

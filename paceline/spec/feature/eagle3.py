@@ -11,7 +11,6 @@ that came next in the request that computed it: for another request this one key
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -155,9 +154,6 @@ class Eagle3Proposer(Proposer):
         self._queue.leave_out(self._latest, names, self._captured.num_pairs)
         self._flush()  # all other rows, before these requests look at any of them
         return self._captured.grow(wanted, self._latest, self._queue)
-
-    def report(self) -> dict[str, Any]:
-        return {} if self._captured is None else {"captured_drafts": asdict(self._captured.clock)}
 
     def _knows(self, request: Request) -> bool:
         position, _ = self._newest.get(request.request_id, (-1, None))

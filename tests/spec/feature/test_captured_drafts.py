@@ -16,7 +16,7 @@ from paceline.models.layout import expected_shapes
 from paceline.ops.random import Purpose, id_constants, keyed_noise, noise_key, noise_keys
 from paceline.spec.engine_parts import Services
 from paceline.spec.feature import eagle3
-from paceline.spec.feature.captured_drafts import CapturedDrafts
+from paceline.spec.feature.captured_drafts import DRAFT_CLOCK, CapturedDrafts
 from paceline.spec.feature.draft_scores import DraftScores
 from paceline.spec.feature.eagle3 import Eagle3Proposer
 from paceline.spec.proposer import Budget, RequestPass, StepContext
@@ -224,3 +224,24 @@ def test_noise_is_that_of_the_host() -> None:
     key = np.array([scores.noise_key(request, 2)], dtype=np.uint64)
     halves = torch.from_numpy(key.view(np.int32).reshape(1, 2))
     np.testing.assert_allclose(keyed_noise(halves, constants)[0].numpy(), scores.noise(request, 2), rtol=1e-5)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_graphs_give_the_same_trees_on_a_gpu(monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
+    """In float32, so that all but the order of sums is the same; a few near ties may fall the other way."""
+    pair = Pair(monkeypatch, "cuda")
+    assert pair.whole._captured is not None
+    requests = [pair.request(str(i), LENGTHS[i], blocks_of(i), temperature=temperature) for i in range(5)]
+    starts, alike, total, before = [0] * 5, 0, 0, DRAFT_CLOCK.num_captured
+    for _ in range(4):
+        step = pair.step(requests, starts)
+        for size in BUDGETS:
+            expected = pair.by_level.propose(step, BUDGETS[size])
+            trees = pair.whole.propose(step, BUDGETS[size])
+            alike += sum(tree.token_ids == other.token_ids for tree, other in zip(trees, expected, strict=True))
+            total += len(trees)
+        starts = [pair.go_on(request, 1 + i) for i, request in enumerate(requests)]
+    assert DRAFT_CLOCK.num_captured > before
+    assert alike >= 0.9 * total
