@@ -77,4 +77,4 @@ def likeliest_tokens(
     )  # fmt: skip
     best, places = scores.topk(k, dim=1)
     log_probs = best - sums.logsumexp(1, keepdim=True)
-    return ids.gather(1, places).long().unflatten(0, (-1, width)), log_probs.unflatten(0, (-1, width))
+    return ids.gather(1, places).long().view(-1, width, k), log_probs.view(-1, width, k)

@@ -180,7 +180,7 @@ class CapturedDrafts:
         self._write(found.inputs, shape, wanted, noisy, newest, queue)
         found.inputs.send()
         flat = newest.hidden.flatten(1)
-        torch.index_select(flat, 0, found.inputs.hidden_rows(), out=found.hidden)
+        torch.index_select(flat, 0, found.inputs.hidden_rows, out=found.hidden)
         sent_s = time.perf_counter()
         output = self._launch(found, shape)
         launched_s = time.perf_counter()
@@ -242,8 +242,6 @@ class CapturedDrafts:
         queue: FeatureQueue,
     ) -> None:
         host, count, most = inputs.host(), len(wanted), self.num_pairs
-        for array in host.values():
-            array.fill(0)
         spans = np.array([newest.spans[one.request.request_id] for one in wanted], dtype=np.int32)
         counts = np.minimum(spans[:, 1] - spans[:, 0], most)
         lines = [self._line(one.request, newest, queue) for one in wanted]
@@ -271,7 +269,7 @@ class CapturedDrafts:
             host["scales"].view(np.float32)[:count] = np.where(noisy, 1.0 / np.maximum(heats, 1e-9), 0.0)
             seeds = np.array([one.request.seed & ((1 << 64) - 1) for one in wanted], dtype=np.uint64)
             ends = np.array([one.request.num_tokens for one in wanted], dtype=np.uint64)
-            at = ends[:, None] + np.arange(shape.num_levels, dtype=np.uint64)
+            at = np.add.outer(ends, np.arange(shape.num_levels, dtype=np.uint64), dtype=np.uint64)
             keys = noise_keys(seeds[:, None], at, Purpose.SAMPLE)
             host["noise_keys"][:count] = keys.astype("<u8").view("<i4").reshape(count, -1, 2)
 

@@ -56,13 +56,17 @@ class DraftInputs:
         if pinned:
             self._copied = [torch.cuda.Event() for _ in self._hosts]  # type: ignore[no-untyped-call]
         self._turn = 0
+        self._arrays = [{name: part.numpy() for name, part in self._fields(host).items()} for host in self._hosts]
+        self.hidden_rows = self._fields(self.device_ints)["hidden_rows"].flatten()
+        """[R * F] int32: which row of the pass each pair is made of."""
 
     def host(self) -> dict[str, NDArray[np.int32]]:
-        """Arrays to be written, by name; then `send`."""
+        """Arrays of zeros to be written, by name; then `send`."""
         copied = self._copied[self._turn]
         if copied is not None:
             copied.synchronize()  # the device has read what this buffer held before
-        return {name: array.numpy() for name, array in self._fields(self._hosts[self._turn]).items()}
+        self._hosts[self._turn].zero_()
+        return self._arrays[self._turn]
 
     def send(self) -> None:
         self.device_ints.copy_(self._hosts[self._turn], non_blocking=True)
@@ -70,10 +74,6 @@ class DraftInputs:
         if copied is not None:
             copied.record()
         self._turn = (self._turn + 1) % NUM_HOST_BUFFERS
-
-    def hidden_rows(self) -> Tensor:
-        """[R * F] int32: which row of the pass each pair is made of."""
-        return self._fields(self.device_ints)["hidden_rows"].flatten()
 
     def views(self, hidden: Tensor, table: Tensor, id_constants: Tensor | None) -> DraftViews:
         """The copies that have another type are made here, so as a part of the graph."""

@@ -84,8 +84,8 @@ class DraftNetwork:
         layer, attention = self._layer, self._attention
         normed = layer.hidden_norm(feature)
         embedding = layer.input_layernorm(self.target.vocabulary_rows(token_ids))
-        both = _linear(torch.cat([embedding, normed], dim=1), *self._qkv).unflatten(-1, (-1, attention.head_dim))
-        query, key, value = both.split(self._sizes, dim=1)
+        both = _linear(torch.cat([embedding, normed], dim=1), *self._qkv).view(len(normed), -1, attention.head_dim)
+        query, key, value = torch.split(both, self._sizes, dim=1)
         cos, sin = self.cos[positions], self.sin[positions]
         query, key = rope(attention.q_norm(query), cos, sin), rope(attention.k_norm(key), cos, sin)
         return query, key, value, normed if layer.norm_before_residual else feature
@@ -100,9 +100,10 @@ class DraftNetwork:
         """[rows, draft vocab] float32"""
         normed, weight = self.final_norm(features), self._head[0]
         if weight.dtype == torch.float32:
-            return normed @ weight.t()
+            return F.linear(normed, weight)
         # Rounded logits would tie where the likeliest tokens must be told apart.
-        return torch.mm(normed.to(weight.dtype), weight.t(), out_dtype=torch.float32)
+        scores: Tensor = torch.mm(normed.to(weight.dtype), weight.t(), out_dtype=torch.float32)
+        return scores
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -201,15 +202,15 @@ def _run_level(
     slots = scratch[:, (depth - 1) * width :].flatten()
     kv[0].index_copy_(0, slots, key.to(kv.dtype))
     kv[1].index_copy_(0, slots, value.to(kv.dtype))
-    mixed = ops.attend(query.unflatten(0, (num_requests, width)), kv, views, scratch, visible)
-    return network.finish(mixed.flatten(0, 1), stream).unflatten(0, (num_requests, width))
+    mixed = ops.attend(query.view(num_requests, width, *query.shape[1:]), kv, views, scratch, visible)
+    return network.finish(mixed.flatten(0, 1), stream).view(num_requests, width, -1)
 
 
 def _top(
     network: DraftNetwork, ops: DraftOps, features: Tensor, views: DraftViews, depth: int, width: int
 ) -> tuple[Tensor, Tensor]:
     """The target's ids of each node's children, and their log-probabilities: [R, rows, W]"""
-    logits = network.logits(features.flatten(0, 1)).unflatten(0, features.shape[:2])
+    logits = network.logits(features.flatten(0, 1)).view(*features.shape[:2], -1)
     ids, log_probs = ops.top(logits, views, depth, width)
     return network.d2t[ids], log_probs
 
@@ -249,7 +250,7 @@ def plain_attend(query: Tensor, kv: Tensor, views: DraftViews, scratch: Tensor, 
     mask = torch.cat([is_there[:, None].expand(-1, width, -1), visible], dim=2)  # [R, W, keys]
     keys, values = (part[slots].transpose(1, 2) for part in kv)  # [R, kv heads, keys, dim]
     share = num_heads // keys.shape[1]
-    grouped = query.unflatten(2, (-1, share)).permute(0, 2, 3, 1, 4)  # [R, kv heads, share, W, dim]
+    grouped = query.view(num_requests, width, -1, share, dim).permute(0, 2, 3, 1, 4)  # [R, kv heads, share, W, dim]
     mixed = F.scaled_dot_product_attention(grouped, keys[:, :, None], values[:, :, None], attn_mask=mask[:, None, None])
     return mixed.permute(0, 3, 1, 2, 4).reshape(num_requests, width, num_heads, dim)
 

@@ -79,8 +79,15 @@ class StepRows:
         spans = {
             name: (ends[begin] - 1, ends[end - 1]) for name, (begin, end) in self.spans.items() if name not in gone
         }
-        arrays = (self.rows, self.positions, self.slots, self.next_tokens, self.uses)
-        return StepRows(self.hidden, *(array[places] for array in arrays), spans)
+        return StepRows(
+            self.hidden,
+            self.rows[places],
+            self.positions[places],
+            self.slots[places],
+            self.next_tokens[places],
+            self.uses[places],
+            spans,
+        )
 
 
 class FeatureQueue:
@@ -200,7 +207,8 @@ def _joined(parts: list[IntArray]) -> IntArray:
 
 def _slots_between(block_ids: Sequence[int], begin: int, end: int, block_size: int) -> list[int]:
     if end - begin > block_size:
-        return block_slots(block_ids, end, block_size)[begin:].tolist()
+        slots: list[int] = block_slots(block_ids, end, block_size)[begin:].tolist()
+        return slots
     return [block_ids[at // block_size] * block_size + at % block_size for at in range(begin, end)]
 
 
