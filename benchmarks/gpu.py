@@ -116,6 +116,10 @@ class Bench:
             "gpu_ms": 1e3 * run.device_s / max(1, run.num_steps),
             "gpu_idle_share": 1.0 - run.device_s / run.seconds,
             "parts_ms": {name: 1e3 * s / max(1, run.num_steps) for name, s in run.parts.items()},
+            "drafts_ms": {
+                name.removesuffix("_s"): 1e3 * value / max(1, run.num_steps) if name.endswith("_s") else value
+                for name, value in run.drafts.items()
+            },
             "num_steps": run.num_steps,
             "num_captured": run.num_passes,
             "num_eager": run.num_eager,
@@ -128,6 +132,10 @@ class Bench:
             f"{100 * cell['gpu_idle_share']:.0f} %), {run.num_eager} eager passes\n      {parts}",
             flush=True,
         )
+        if run.drafts["num_drafts"]:
+            print(
+                "      captured drafts: " + ", ".join(f"{k} {v:.3f}" for k, v in cell["drafts_ms"].items()), flush=True
+            )
         return cell
 
     def exact(self) -> dict[str, Any]:

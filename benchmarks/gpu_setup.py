@@ -1,7 +1,7 @@
 """What benchmarks/gpu.py measures with: the model, prompts as token ids, one run of a batch, and the limits."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from paceline.models.padded_decoder import PaddedDecoder, PassClock
 from paceline.models.plain_passes import DrawingDecoder, PlainPasses
 from paceline.models.resolve import resolve_model
 from paceline.models.static_inputs import PassRoom
+from paceline.spec.feature.captured_drafts import DRAFT_CLOCK
 
 MAX_PROMPT = 1024  # tokens
 TINY: dict[str, Any] = {
@@ -96,6 +97,7 @@ class Run:
     num_prompt_tokens: int
     num_passes: int
     num_eager: int
+    drafts: dict[str, float]  # seconds of captured drafts by part
 
     @property
     def num_tokens(self) -> int:
@@ -107,6 +109,7 @@ def run_groups(llm: LLM, prompts: list[list[int]], batch: int, tokens: int, temp
     core, clock = llm.engine.core, clock_of(llm)
     core.clock.reset()
     before = _figures(clock)
+    drafts_before = asdict(DRAFT_CLOCK)
     outputs: list[list[int]] = []
     begin = time.perf_counter()
     for first in range(0, len(prompts), batch):
@@ -137,7 +140,8 @@ def run_groups(llm: LLM, prompts: list[list[int]], batch: int, tokens: int, temp
     }
     parts["outside"] = seconds - sum(parts.values())
     num_prompt = sum(map(len, prompts))
-    return Run(outputs, seconds, core.clock.num_steps, parts, device, num_prompt, int(passes), int(eager))
+    drafts = {name: value - drafts_before[name] for name, value in asdict(DRAFT_CLOCK).items()}
+    return Run(outputs, seconds, core.clock.num_steps, parts, device, num_prompt, int(passes), int(eager), drafts)
 
 
 def _figures(clock: PassClock) -> tuple[float, ...]:

@@ -58,6 +58,20 @@ def noise_key(seed: int, position: int, purpose: int, index: int = 0) -> int:
     return _mix64(key + (purpose << 32) + index & _MASK64)
 
 
+def noise_keys(
+    seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64], purpose: int
+) -> npt.NDArray[np.uint64]:
+    """`noise_key` for many draws at once; the arrays are broadcast."""
+    keys = _mix64_rows(seeds ^ np.uint64(0x9E3779B97F4A7C15))
+    return _mix64_rows(_mix64_rows(keys + positions) + np.uint64(purpose << 32))
+
+
+def _mix64_rows(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
 def keyed_coin(key: int) -> float:
     """One uniform number strictly between 0 and 1, of 52 bits.
 
@@ -144,6 +158,14 @@ def keyed_uniform_rows(keys: Sequence[int], size: int, device: torch.device | st
     bits = _mix_rows_(_id_constants_on(size, torch.device(device)) + halves[:, :1], halves[:, 1:])
     uniform = bits.bitwise_and_(0x7FFFFFFF).to(torch.float32)
     return uniform.add_(0.5).mul_(2.0**-31).clamp_(max=_BELOW_ONE)
+
+
+def keyed_noise(keys: Tensor, constants: Tensor) -> Tensor:
+    """Standard Gumbel noise on any device: [rows, 2] int32 (low and high half of each key), [n] int32 (`id_constants`)
+    -> [rows, n] float32"""
+    bits = _mix_rows_(constants + keys[:, :1], keys[:, 1:]).bitwise_and_(0x7FFFFFFF)
+    uniform = bits.to(torch.float32).add_(0.5).mul_(2.0**-31).clamp_(max=_BELOW_ONE).double()
+    return -torch.log(-torch.log1p(-uniform)).float()
 
 
 def gumbel(uniform: FloatRow) -> Probs:

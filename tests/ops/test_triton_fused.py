@@ -23,13 +23,13 @@ def triton_version() -> tuple[int, ...]:
         return ()
 
 
-def run_cases(**environment: str) -> None:
+def run_cases(cases: Path, **environment: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider"]
     warnings = ["-W", "ignore::RuntimeWarning", "-W", "ignore::UserWarning"]  # numpy's about inf, Triton's about itself
     done = subprocess.run(
-        [*command, *warnings, str(CASES)],
+        [*command, *warnings, str(cases)],
         env=os.environ | environment,
-        cwd=CASES.parents[2],
+        cwd=cases.parents[2],
         capture_output=True,
         text=True,
         check=False,
@@ -39,10 +39,10 @@ def run_cases(**environment: str) -> None:
 
 @pytest.mark.skipif(triton_version() < FIRST_THAT_INTERPRETS, reason="needs a Triton whose interpreter works")
 def test_the_fused_kernels_hold_their_cases_in_the_interpreter() -> None:
-    run_cases(TRITON_INTERPRET="1")
+    run_cases(CASES, TRITON_INTERPRET="1")
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 def test_the_fused_kernels_hold_their_cases_on_the_gpu() -> None:
-    run_cases(TRITON_INTERPRET="0")
+    run_cases(CASES, TRITON_INTERPRET="0")

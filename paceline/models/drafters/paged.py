@@ -78,6 +78,11 @@ class TorchLayers:
         self._cos, self._sin = cos.to(device), sin.to(device)  # [max_position, head_dim / 2]
         self._share = config.num_heads // config.num_kv_heads
 
+    @property
+    def angles(self) -> tuple[Tensor, Tensor]:
+        """cos and sin, [max_position, head_dim / 2]"""
+        return self._cos, self._sin
+
     @torch.no_grad()
     def store(self, layer: int, inputs: Tensor, rows: KeyRows) -> None:
         self._store(self._attention(layer), layer, inputs, rows)

@@ -46,6 +46,16 @@ def keyed_uniform(keys, ids):
 
 
 @triton.jit
+def uniform_of(constants, low, high):
+    """The same from ready-made constants of ids, [n] int32, and the halves of one key, int32 -> [n] float32"""
+    bits = _mix32(
+        constants.to(tl.uint32, bitcast=True) + low.to(tl.uint32, bitcast=True), high.to(tl.uint32, bitcast=True)
+    )
+    uniform = ((bits & 0x7FFFFFFF).to(tl.int32).to(tl.float32) + 0.5) * 4.656612873077393e-10  # 2 ** -31
+    return tl.minimum(uniform, 0.99999994)  # 1 - 2 ** -24, the largest float32 below 1
+
+
+@triton.jit
 def gumbel(uniform):
     """-log(-log(1 - u)), exact to rounding also where u is tiny: the end that decides who wins."""
     rest = 1.0 - uniform

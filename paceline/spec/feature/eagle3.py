@@ -21,6 +21,7 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.models.drafters.load import load_network
 from paceline.models.drafters.paged import KeyRows, make_layers, make_linear
 from paceline.spec.engine_parts import EngineParts
+from paceline.spec.feature.captured_drafts import CapturedDrafts, Wanted, scratch_slots
 from paceline.spec.feature.draft_growth import Growth, least_log_prob
 from paceline.spec.feature.draft_scores import LOWEST, Scored
 from paceline.spec.feature.feature_drafter import (
@@ -34,7 +35,7 @@ from paceline.spec.feature.feature_drafter import (
     target_of,
     token_tensor,
 )
-from paceline.spec.feature.feature_queue import FeatureQueue, FeatureRows, take_rows
+from paceline.spec.feature.feature_queue import FeatureQueue, FeatureRows, StepRows, take_rows
 from paceline.spec.feature.native_drafts import NativeDrafts
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 
@@ -56,7 +57,10 @@ class Eagle3Proposer(Proposer):
         network: Any = load_network(self.kind, model, self._target)
         place = placement(services)
         self._first_scratch = services.num_slots
-        num_slots = services.num_slots + max(SCRATCH_SLOTS, draft_width * largest.max_depth)
+        num_scratch = max(SCRATCH_SLOTS, draft_width * largest.max_depth)
+        if not place.is_native:
+            num_scratch = max(num_scratch, scratch_slots(draft_width, largest.max_depth))
+        num_slots = services.num_slots + num_scratch
         self._fc = make_linear(network.fc, place)
         self._head = make_linear(network.lm_head, place, storage="int4")
         self._layers = make_layers(network.config.layer, [network.midlayer], num_slots, place)
@@ -73,25 +77,38 @@ class Eagle3Proposer(Proposer):
             self._scores,
             self._first_scratch,
         )
+        self._captured = CapturedDrafts.of(
+            network, self._target, self._layers, self._scores, services, largest, draft_width
+        )
+        self._latest: StepRows | None = None  # of the newest pass, where drafts are captured
         self._queue = FeatureQueue(network.config.hidden_layers, services)
         self._newest: dict[str, tuple[int, Tensor]] = {}  # request id -> position and fused feature of its newest pair
         self.needs = Needs(hidden_layers=network.config.hidden_layers, draft_probs=draft_sampling == "sampled")
 
     def observe(self, step: StepContext) -> None:
-        if not self._queue.follow(step, self._flush):
+        if self._captured is not None:
+            self._latest = self._queue.follow_lazily(step, self._flush)
+            is_followed = self._latest is not None
+        else:
+            is_followed = self._queue.follow(step, self._flush)
+        if not is_followed:
             self._newest.clear()
         for request in step.gone:
             self._newest.pop(request.request_id, None)
+            if self._captured is not None:
+                self._captured.forget(request.request_id)
 
     @torch.no_grad()
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
-        self._flush()
         trees = [EMPTY_TREE] * len(step.requests)
-        ready = [
-            i
-            for i, (request, budget) in enumerate(zip(step.requests, budgets, strict=True))
-            if self._knows(request) and min(budget.num_nodes, budget.max_depth) > 0
-        ]
+        asked = [i for i, budget in enumerate(budgets) if min(budget.num_nodes, budget.max_depth) > 0]
+        if self._captured is not None and self._latest is not None:
+            captured = [i for i in asked if self._suits_captured(step.requests[i])]
+            for i, tree in zip(captured, self._grow_captured(step, budgets, captured), strict=True):
+                trees[i] = tree
+            asked = [i for i in asked if i not in captured] if len(captured) < len(asked) else []
+        self._flush()
+        ready = [i for i in asked if self._knows(step.requests[i])]
         whole = [i for i in ready if self._suits_native(step.requests[i])]
         by_level = [i for i in ready if i not in whole] if len(whole) < len(ready) else []
         deepest = max((budgets[i].max_depth for i in ready), default=0)
@@ -121,6 +138,22 @@ class Eagle3Proposer(Proposer):
 
     def _suits_native(self, request: Request) -> bool:
         return self._native is not None and self._native.suit(request)
+
+    def _suits_captured(self, request: Request) -> bool:
+        assert self._captured is not None and self._latest is not None
+        last = self._latest.last_position(request.request_id)
+        return last == request.num_tokens - 2 and last >= 0 and self._captured.suit(request)
+
+    def _grow_captured(self, step: StepContext, budgets: Sequence[Budget], indices: Sequence[int]) -> list[DraftTree]:
+        assert self._captured is not None and self._latest is not None
+        wanted = [
+            Wanted(step.requests[i], budgets[i], _width(budgets[i], self._width), *self._floors(budgets[i]))
+            for i in indices
+        ]
+        names = [one.request.request_id for one in wanted]
+        self._queue.leave_out(self._latest, names, self._captured.num_pairs)
+        self._flush()  # all other rows, before these requests look at any of them
+        return self._captured.grow(wanted, self._latest, self._queue)
 
     def _knows(self, request: Request) -> bool:
         position, _ = self._newest.get(request.request_id, (-1, None))

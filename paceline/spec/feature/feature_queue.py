@@ -36,33 +36,80 @@ class FeatureRows:
     positions: IntArray  # [rows]
     slots: IntArray  # [rows]
     next_tokens: IntArray  # [rows]: the token after each row's, known by now
-    uses: IntArray  # [rows]: how many times the row's block had been handed out
     last_rows: dict[str, int]  # request id -> its newest row
 
     def __len__(self) -> int:
         return len(self.positions)
 
 
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """The committed rows of one pass. Its hidden states stay where they are until somebody asks for features."""
+
+    hidden: Tensor  # [rows of the pass, layers, hidden], the wanted layers only
+    rows: IntArray  # [rows]: of `hidden`
+    positions: IntArray  # [rows]
+    slots: IntArray  # [rows]
+    next_tokens: IntArray  # [rows]
+    uses: IntArray  # [rows]: how many times the row's block had been handed out
+    spans: dict[str, tuple[int, int]]  # request id -> its first row here and the one after its last
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def last_position(self, name: str) -> int:
+        """Of a request's newest row; -1 where it has none."""
+        span = self.spans.get(name)
+        return -1 if span is None else int(self.positions[span[1] - 1])
+
+    def features(self) -> Tensor:
+        first, count = int(self.rows[0]) if len(self) else 0, len(self)
+        is_stretch = not count or (int(self.rows[-1]) == first + count - 1 and bool((np.diff(self.rows) == 1).all()))
+        return self.hidden[first : first + count] if is_stretch else take_rows(self.hidden, self.rows.tolist())
+
+    def without(self, names: Sequence[str], most: int) -> "StepRows":
+        """All rows but the newest ones, at most so many each, of these requests."""
+        kept = np.ones(len(self), dtype=np.bool_)
+        for name in names:
+            begin, end = self.spans[name]
+            kept[max(begin, end - most) : end] = False
+        places = np.flatnonzero(kept)
+        gone = set(names)
+        ends = np.cumsum(kept).tolist()  # place of each row among those kept, plus one
+        spans = {
+            name: (ends[begin] - 1, ends[end - 1]) for name, (begin, end) in self.spans.items() if name not in gone
+        }
+        return StepRows(
+            self.hidden,
+            self.rows[places],
+            self.positions[places],
+            self.slots[places],
+            self.next_tokens[places],
+            self.uses[places],
+            spans,
+        )
+
+
 class FeatureQueue:
     def __init__(self, hidden_layers: Sequence[int], services: EngineParts) -> None:
         self._layers, self._services = tuple(hidden_layers), services
-        self._parts: list[FeatureRows] = []
+        self._parts: list[StepRows] = []
         self._heard = np.zeros(services.num_slots, dtype=np.int32)  # [slots]: in which use of its block; 0: never
         self._block_uses: IntArray | None = None  # [blocks]: times that each was handed out, up to date
 
     def __len__(self) -> int:
         return sum(len(part) for part in self._parts)
 
-    def add(self, step: StepContext) -> None:
-        if step.hidden is None:
-            return
-        assert step.block_uses is not None, "a step with hidden states says whose blocks are whose"
+    def add(self, step: StepContext) -> StepRows:
+        """Queue a step's features. The step must have hidden states."""
+        assert step.hidden is not None and step.block_uses is not None, "hidden states come with whose blocks are whose"
         self._block_uses = step.block_uses
         columns = [step.hidden_layers.index(layer) for layer in self._layers]
-        wanted = slice(None) if columns == list(range(step.hidden.shape[1])) else columns
-        for verified in step.passes:
-            if verified.block_ids and verified.request.error is None:
-                self._parts.append(self._rows(verified, step.hidden, wanted))
+        is_all = columns == list(range(step.hidden.shape[1]))
+        hidden = step.hidden if is_all else step.hidden[:, columns]
+        part = self._rows(step.passes, hidden)
+        self._parts.append(part)
+        return part
 
     def follow(self, step: StepContext, flush: Callable[[], None]) -> bool:
         """Queue a step's features and have them taken in where they must not wait; False where there are none.
@@ -78,6 +125,15 @@ class FeatureQueue:
             flush()
         return True
 
+    def follow_lazily(self, step: StepContext, flush: Callable[[], None]) -> StepRows | None:
+        """As `follow`, for a drafter that takes in the newest step by itself when it drafts: those rows wait."""
+        if step.hidden is None:
+            self._parts.clear()
+            return None
+        if step.gone or len(self) > FLUSH_ROWS:
+            flush()
+        return self.add(step)
+
     def context(self, request: Request) -> IntArray:
         """The slots of a request's tokens that have keys, in order; the last token has none yet."""
         slots = block_slots(request.block_ids, request.num_tokens - 1, self._services.block_size)
@@ -86,51 +142,74 @@ class FeatureQueue:
 
     def take(self) -> FeatureRows | None:
         """Everything queued, oldest first."""
-        if not self._parts:
+        parts, self._parts = [part for part in self._parts if len(part)], []
+        if not parts:
             return None
-        parts, self._parts = self._parts, []
         last_rows: dict[str, int] = {}
         begin = 0
         for part in parts:
-            last_rows |= {name: begin + row for name, row in part.last_rows.items()}
+            last_rows |= {name: begin + end - 1 for name, (_, end) in part.spans.items()}
             begin += len(part)
-        if len(parts) == 1:
-            queued = parts[0]
-        else:
-            queued = FeatureRows(
-                torch.cat([part.features for part in parts]),
-                np.concatenate([part.positions for part in parts]),
-                np.concatenate([part.slots for part in parts]),
-                np.concatenate([part.next_tokens for part in parts]),
-                np.concatenate([part.uses for part in parts]),
-                last_rows,
-            )
-        self._heard[queued.slots] = queued.uses
-        return queued
+            self.mark(part)
+        features = [part.features() for part in parts]
+        return FeatureRows(
+            features[0] if len(parts) == 1 else torch.cat(features),
+            _joined([part.positions for part in parts]),
+            _joined([part.slots for part in parts]),
+            _joined([part.next_tokens for part in parts]),
+            last_rows,
+        )
+
+    def leave_out(self, newest: StepRows, names: Sequence[str], most: int) -> None:
+        """Whoever drafts takes in the newest rows of these requests itself: they leave the queue."""
+        if self._parts and self._parts[-1] is newest:
+            self._parts[-1] = newest.without(names, most)
+            self.mark(newest)
+
+    def mark(self, part: StepRows) -> None:
+        self._heard[part.slots] = part.uses
 
     def _uses(self, slots: IntArray) -> IntArray:
         assert self._block_uses is not None
         uses: IntArray = self._block_uses[slots // np.int32(self._services.block_size)]
         return uses
 
-    def _rows(self, verified: RequestPass, hidden: Tensor, columns: slice | list[int]) -> FeatureRows:
-        request, first = verified.request, verified.rows.start
-        rows = list(range(first, first + verified.num_committed))
-        rows += [first + verified.num_committed + node for node in verified.accepted]
-        # A request may have ended inside the accepted path; after its last token there is no next one.
-        rows = rows[: request.num_tokens - 1 - verified.start]
-        begin, end = verified.start, verified.start + len(rows)
-        is_stretch = not rows or rows[-1] == first + len(rows) - 1
-        chosen = hidden[first : first + len(rows)] if is_stretch else take_rows(hidden, rows)
-        slots = block_slots(verified.block_ids, end, self._services.block_size)[begin:]
-        return FeatureRows(
-            chosen[:, columns],
-            np.arange(begin, end, dtype=np.int32),
-            slots,
-            np.asarray(request.token_ids[begin + 1 : end + 1], dtype=np.int32),
-            self._uses(slots),
-            {request.request_id: len(rows) - 1},
-        )
+    def _rows(self, passes: Sequence[RequestPass], hidden: Tensor) -> StepRows:
+        rows: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        next_tokens: list[int] = []
+        spans: dict[str, tuple[int, int]] = {}
+        for verified in passes:
+            request, first, begin = verified.request, verified.rows.start, verified.start
+            if not verified.block_ids or request.error is not None:
+                continue
+            own = list(range(first, first + verified.num_committed))
+            own += [first + verified.num_committed + node for node in verified.accepted]
+            # A request may have ended inside the accepted path; after its last token there is no next one.
+            own = own[: request.num_tokens - 1 - begin]
+            if not own:
+                continue
+            end = begin + len(own)
+            spans[request.request_id] = (len(rows), len(rows) + len(own))
+            rows += own
+            positions += range(begin, end)
+            next_tokens += request.token_ids[begin + 1 : end + 1]
+            slots += _slots_between(verified.block_ids, begin, end, self._services.block_size)
+        ints = (np.array(part, dtype=np.int32) for part in (rows, positions, slots, next_tokens))
+        taken, at, where, following = ints
+        return StepRows(hidden, taken, at, where, following, self._uses(where), spans)
+
+
+def _joined(parts: list[IntArray]) -> IntArray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _slots_between(block_ids: Sequence[int], begin: int, end: int, block_size: int) -> list[int]:
+    if end - begin > block_size:
+        slots: list[int] = block_slots(block_ids, end, block_size)[begin:].tolist()
+        return slots
+    return [block_ids[at // block_size] * block_size + at % block_size for at in range(begin, end)]
 
 
 def take_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
