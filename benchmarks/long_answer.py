@@ -9,8 +9,8 @@ outside the model is its wall time less the seconds of its target passes (`step_
 - its last tokens
 - the first tokens of another answer, whose prompt is as long as all that stood before that last window
 
-The pass itself grows with the context: at 4,000 tokens it takes three times as long, and what Python needs is then out of
-the caches each time it runs again, whatever the answer. So the last window is compared with the third one: what differs
+The pass itself grows with the context: at 4,000 tokens it takes three times as long, and what Python needs is then out
+of the caches each time it runs again, whatever the answer. So the last window is compared with the third: what differs
 between them is what grows with the *answer*. Prints microseconds per token, medians of the rounds; the exit code is 1
 where the last window takes more than 1.1 times the third.
 """
