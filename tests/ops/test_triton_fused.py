@@ -23,11 +23,11 @@ def triton_version() -> tuple[int, ...]:
         return ()
 
 
-def run_cases(cases: Path, **environment: str) -> None:
+def run_cases(cases: Path, *, only: str = "", **environment: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider"]
     warnings = ["-W", "ignore::RuntimeWarning", "-W", "ignore::UserWarning"]  # numpy's about inf, Triton's about itself
     done = subprocess.run(
-        [*command, *warnings, str(cases)],
+        [*command, *warnings, "-k", only, str(cases)],
         env=os.environ | environment,
         cwd=cases.parents[2],
         capture_output=True,
@@ -39,7 +39,13 @@ def run_cases(cases: Path, **environment: str) -> None:
 
 @pytest.mark.skipif(triton_version() < FIRST_THAT_INTERPRETS, reason="needs a Triton whose interpreter works")
 def test_the_fused_kernels_hold_their_cases_in_the_interpreter() -> None:
-    run_cases(CASES, TRITON_INTERPRET="1")
+    run_cases(CASES, only="not padded", TRITON_INTERPRET="1")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(triton_version() < FIRST_THAT_INTERPRETS, reason="needs a Triton whose interpreter works")
+def test_padded_passes_hold_their_cases_in_the_interpreter() -> None:
+    run_cases(CASES, only="padded", TRITON_INTERPRET="1")
 
 
 @pytest.mark.cuda

@@ -92,6 +92,7 @@ def test_methods_mixed_in_one_batch_of_32(make: Callable[..., LLM], truth: list[
     assert set(by_choice) | {"merge"} <= set(llm.stats()["speculation"])
 
 
+@pytest.mark.slow  # the toy target is preempted, chunked and cached with every method in the default run
 @pytest.mark.parametrize("method", PROPOSERS)
 def test_preempted_chunked_and_cached(
     set_up: Callable[..., MethodUnderTest], truth: list[list[int]], method: str
@@ -103,6 +104,7 @@ def test_preempted_chunked_and_cached(
         assert tokens_of(tested.llm.generate(prompts, tested.params(params, truth[:8]))) == truth[:8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", PROPOSERS)
 def test_cancelled_in_mid_draft(set_up: Callable[..., MethodUnderTest], truth: list[list[int]], method: str) -> None:
     prompts, params = batch(3)
