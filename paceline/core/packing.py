@@ -65,9 +65,7 @@ def pack(entries: Sequence[RequestRows], block_size: int) -> ForwardBatch:
         req_ids[begin:end] = i
         wanted.extend(range(end - entry.num_wanted, end))
         cu_query[i + 1] = end
-        if (
-            end - begin == 1 and not entry.nodes
-        ):  # plain decoding: numbers, because arrays of one take ten times as long
+        if end - begin == 1 and not entry.nodes:  # plain decoding: arrays of one number take ten times as long
             token_ids[begin], positions[begin], context_lens[begin] = entry.token_ids[0], entry.start, num_tokens
             slots[begin] = entry.block_ids[entry.start // block_size] * block_size + entry.start % block_size
             begin = end

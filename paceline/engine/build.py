@@ -26,9 +26,8 @@ from paceline.verifiers import Verifier, make_verifier
 
 logger = logging.getLogger("paceline")
 
-CAPTURED_DRAFT_SLOTS = (
-    256  # past the context: four times the nodes of the largest draft that any method makes by itself
-)
+# Past the context: four times the nodes of the largest draft that any method makes by itself.
+CAPTURED_DRAFT_SLOTS = 256
 DEFAULT_SPECULATION = {"method": "auto"}  # when the user says nothing; {"method": "none"} is plain decoding
 
 

@@ -91,11 +91,11 @@ class Scheduler:
     def schedule(self, num_lookahead_tokens: int = 0) -> SchedulerOutput:
         self.num_lookahead_tokens = num_lookahead_tokens
         prompts = [request for request in self.running if _missing(request) > 1]
-        self._num_decoding = len(self.running) - len(prompts)
+        decoding = [request for request in self.running if _missing(request) <= 1]
+        self._num_decoding = len(decoding)
         limit_s = self.config.max_token_delay_s
         if limit_s is not None:
             self._shares = self._share_rows(limit_s, prompts)
-            decoding = [request for request in self.running if _missing(request) <= 1]
             self._waiting_samples = samples_to_wait(decoding, self.row_cost.at, limit_s)
             note_waiting(decoding, self._waiting_samples)
         output = SchedulerOutput()

@@ -89,11 +89,7 @@ class CapturedPasses:
         hidden = buffers.hidden.new_zeros(shape) if kind.hidden_layers else None
         made = CapturedPass(fused, inputs, room, kind, rows, buffers, self._room(size) if kind.logits else None, hidden)
         if fused.device.type == "cuda":
-            inputs.counts.zero_()
-            inputs.slots.fill_(-1)  # the pass that is captured writes no keys and values
-            for array in (inputs.token_ids, inputs.positions, inputs.context_lens, inputs.is_node, inputs.req_ids):
-                array.zero_()
-            inputs.logits_rows.zero_()
+            inputs.fill_with_padding()
             made.capture()
         return made
 

@@ -1,7 +1,7 @@
 """A pass of fixed size: the batch is padded to it, and everything lies where the last pass of that size had it.
 
 A CUDA graph reads its inputs from addresses that were fixed when it was captured. So all arrays of a `ForwardBatch`,
-and what is drawn, lie side by side in one buffer on the device, which one copy from pinned memory fills. Block tables
+and what is drawn, lie side by side in one buffer on the device, which one copy fills (sent_ints.py). Block tables
 come last, so that only those of the requests in the pass are copied.
 
     inputs = StaticInputs(room, device)
@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.forward import ForwardBatch
-
-NUM_HOST_BUFFERS = 2  # one may be written while the device still reads the other
+from paceline.models.sent_ints import SentInts
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +51,15 @@ class InputViews:
     seeds: Tensor  # [size] int64
     block_tables: Tensor  # [max_num_seqs, max_blocks] int32
 
+    def fill_with_padding(self) -> None:
+        """A pass that reads no keys and writes none."""
+        rows = (self.token_ids, self.positions, self.slots, self.context_lens, self.parents, self.is_node, self.req_ids)
+        others = (self.logits_rows, self.draw_positions, self.temperatures)
+        for array, padding in zip((*rows, *others), ROW_PADDING, strict=True):
+            array.fill_(padding)
+        self.seeds.zero_()
+        self.counts.zero_()
+
 
 NUM_ROW_ARRAYS = 10  # token_ids to temperatures above, in that order
 ROW_PADDING = (0, 0, -1, 0, -1, 0, 0, 0, 0, 0)
@@ -71,17 +79,10 @@ def tables_begin(size: int) -> int:
 class StaticInputs:
     def __init__(self, room: PassRoom, max_size: int, device: torch.device) -> None:
         self.room = room
-        num_ints = tables_begin(max_size) + room.max_num_seqs * room.max_blocks
-        self._buffer = torch.zeros(num_ints, dtype=torch.int32, device=device)
-        pinned = device.type == "cuda"
-        self._hosts = [torch.zeros(num_ints, dtype=torch.int32, pin_memory=pinned) for _ in range(NUM_HOST_BUFFERS)]
-        self._copied: list[torch.cuda.Event | None] = [None for _ in self._hosts]
-        if pinned:
-            self._copied = [torch.cuda.Event() for _ in self._hosts]  # type: ignore[no-untyped-call]
-        self._turn = 0
+        self._sent = SentInts(tables_begin(max_size) + room.max_num_seqs * room.max_blocks, device)
 
     def views(self, size: int) -> InputViews:
-        buffer, room = self._buffer, self.room
+        buffer, room = self._sent.device_ints, self.room
         begin, end = HEADER + 2 * aligned(size), tables_begin(size)
         arrays = buffer[begin:end].view(NUM_ROW_ARRAYS, -1)[:, :size]
         token_ids, positions, slots, context_lens, parents, is_node, req_ids, logits_rows, drawn_at, heat = arrays
@@ -104,15 +105,8 @@ class StaticInputs:
 
     def write(self, batch: ForwardBatch, size: int) -> None:
         """Pad the batch, which lies on the host, and send it to the device: when this returns the batch is free."""
-        copied = self._copied[self._turn]
-        if copied is not None:
-            copied.synchronize()  # the device has read what this buffer held before
-        host = self._hosts[self._turn]
-        num_ints = pad(batch, size, self.room.max_blocks, host.numpy())
-        self._buffer[:num_ints].copy_(host[:num_ints], non_blocking=True)
-        if copied is not None:
-            copied.record()
-        self._turn = (self._turn + 1) % NUM_HOST_BUFFERS
+        host = self._sent.hosts[self._sent.free()]
+        self._sent.send(pad(batch, size, self.room.max_blocks, host.numpy()))
 
 
 def pad(batch: ForwardBatch, size: int, max_blocks: int, host: NDArray[np.int32]) -> int:

@@ -111,23 +111,18 @@ _stop_ids: _OncePer[frozenset[int], IdRow] = _OncePer(_distinct)
 
 def needs_edit(row: NodeRow) -> bool:
     """Whether any option of this file touches the row."""
-    params = row.request.sampling_params
-    return bool(
-        params.logit_bias
-        or params.allowed_token_ids is not None
-        or params.logits_processors
-        or row.request.bad_words
-        or _held_back(row)
-        or _has_penalties(params)
-    )
+    return _edits_every_row(row.request) or _held_back(row)
 
 
 def may_need_edit(request: Request) -> bool:
     """Whether any option of this file can touch any row of the request: `needs_edit`, but the same for all of them."""
+    return _edits_every_row(request) or bool(request.sampling_params.min_tokens)
+
+
+def _edits_every_row(request: Request) -> bool:
     params = request.sampling_params
     return bool(
-        params.min_tokens
-        or params.logit_bias
+        params.logit_bias
         or params.allowed_token_ids is not None
         or params.logits_processors
         or request.bad_words

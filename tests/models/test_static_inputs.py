@@ -40,7 +40,7 @@ def draws(count: int) -> TokenDraws:
 def inputs() -> StaticInputs:
     kv = torch.zeros(1, 2, MAX_BLOCKS * MAX_SEQS * BLOCK_SIZE, 1, 1)
     made = StaticInputs(PassRoom(kv, BLOCK_SIZE, MAX_BLOCKS, MAX_SEQS), MAX_SIZE, CPU)
-    for host in made._hosts:
+    for host in made._sent.hosts:
         host.fill_(12345)  # what an earlier, larger pass left behind
     return made
 
@@ -94,9 +94,9 @@ def test_two_passes_in_a_row_are_written_to_different_host_buffers() -> None:
     first = pack([RequestRows([0], [5], 0)], BLOCK_SIZE)
     second = pack([RequestRows([1], [6], 0)], BLOCK_SIZE)
     static.write(first, 1)
-    before = static._hosts[0].clone()
+    before = static._sent.hosts[0].clone()
     static.write(second, 1)
-    assert torch.equal(static._hosts[0], before)
+    assert torch.equal(static._sent.hosts[0], before)
     assert static.views(1).token_ids.tolist() == [6]
 
 

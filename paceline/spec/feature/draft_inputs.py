@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-NUM_HOST_BUFFERS = 2  # one may be written while the device still reads the other
+from paceline.models.sent_ints import SentInts
+
 ROW_FIELDS = ("hidden_rows", "slots", "positions", "next_tokens")
 REQUEST_FIELDS = ("counts", "table_rows", "begins", "last_positions", "widths", "depths", "num_nodes")
 FLOAT_FIELDS = ("lowest", "followed", "scales")
@@ -49,36 +50,24 @@ class DraftInputs:
         num_ints = num_requests * (
             len(ROW_FIELDS) * num_pairs + len(REQUEST_FIELDS) + len(FLOAT_FIELDS) + 2 * num_levels
         )
-        pinned = device.type == "cuda"
-        self.device_ints = torch.zeros(num_ints, dtype=torch.int32, device=device)
-        self._hosts = [torch.zeros(num_ints, dtype=torch.int32, pin_memory=pinned) for _ in range(NUM_HOST_BUFFERS)]
-        self._copied: list[torch.cuda.Event | None] = [None] * NUM_HOST_BUFFERS
-        if pinned:
-            self._copied = [torch.cuda.Event() for _ in self._hosts]  # type: ignore[no-untyped-call]
-        self._turn = 0
-        self._arrays = [{name: part.numpy() for name, part in self._fields(host).items()} for host in self._hosts]
-        self.hidden_rows = self._fields(self.device_ints)["hidden_rows"].flatten()
+        self._sent = SentInts(num_ints, device)
+        self._arrays = [{name: part.numpy() for name, part in self._fields(host).items()} for host in self._sent.hosts]
+        self.hidden_rows = self._fields(self._sent.device_ints)["hidden_rows"].flatten()
         """[R * F] int32: which row of the pass each pair is made of."""
 
     def host(self) -> dict[str, NDArray[np.int32]]:
         """Arrays of zeros to be written, by name; then `send`."""
-        copied = self._copied[self._turn]
-        if copied is not None:
-            copied.synchronize()  # the device has read what this buffer held before
-        self._hosts[self._turn].zero_()
-        return self._arrays[self._turn]
+        free = self._sent.free()
+        self._sent.hosts[free].zero_()
+        return self._arrays[free]
 
     def send(self) -> None:
-        self.device_ints.copy_(self._hosts[self._turn], non_blocking=True)
-        copied = self._copied[self._turn]
-        if copied is not None:
-            copied.record()
-        self._turn = (self._turn + 1) % NUM_HOST_BUFFERS
+        self._sent.send()
 
     def views(self, hidden: Tensor, table: Tensor, id_constants: Tensor | None) -> DraftViews:
         """The copies that have another type are made here, so as a part of the graph."""
-        fields = self._fields(self.device_ints)
-        ints = self.device_ints.long()
+        fields = self._fields(self._sent.device_ints)
+        ints = self._sent.device_ints.long()
         wide = {name: part for name, part in self._fields(ints).items() if name not in (*FLOAT_FIELDS, "hidden_rows")}
         floats = {name: fields[name].view(torch.float32) for name in FLOAT_FIELDS}
         context_lens = fields["begins"] + fields["counts"]

@@ -42,10 +42,6 @@ class DraftShape:
     num_nodes: int  # K
     noisy: bool
 
-    @property
-    def num_candidates(self) -> int:
-        return self.width + (self.num_levels - 1) * self.width**2
-
 
 class DraftNetwork:
     """The drafter's weights, joined where one product can do the work of several, in the type that products use."""

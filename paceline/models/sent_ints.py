@@ -1,0 +1,38 @@
+"""Ints on a device at an address that stays, filled by one copy from pinned memory.
+
+There are two buffers on the host: one may be written while the device still reads the other.
+
+    sent = SentInts(1000, device)
+    sent.hosts[sent.free()][:3] = torch.tensor([1, 2, 3], dtype=torch.int32)
+    sent.send(3)
+"""
+
+import torch
+
+NUM_HOST_BUFFERS = 2
+
+
+class SentInts:
+    def __init__(self, num_ints: int, device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        self.device_ints = torch.zeros(num_ints, dtype=torch.int32, device=device)
+        self.hosts = [torch.zeros(num_ints, dtype=torch.int32, pin_memory=pinned) for _ in range(NUM_HOST_BUFFERS)]
+        self._copied: list[torch.cuda.Event | None] = [None] * NUM_HOST_BUFFERS
+        if pinned:
+            self._copied = [torch.cuda.Event() for _ in self.hosts]  # type: ignore[no-untyped-call]
+        self._turn = 0
+
+    def free(self) -> int:
+        """Which of `hosts` may be written now: the device has read what it held before. `send` sends it."""
+        copied = self._copied[self._turn]
+        if copied is not None:
+            copied.synchronize()
+        return self._turn
+
+    def send(self, num_ints: int | None = None) -> None:
+        """The first ints, or all; without waiting for them to arrive."""
+        self.device_ints[:num_ints].copy_(self.hosts[self._turn][:num_ints], non_blocking=True)
+        copied = self._copied[self._turn]
+        if copied is not None:
+            copied.record()
+        self._turn = (self._turn + 1) % NUM_HOST_BUFFERS
