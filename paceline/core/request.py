@@ -86,6 +86,11 @@ class Request:
         return self.token_ids[len(self.prompt_token_ids) :]
 
     @property
+    def has_all_tokens(self) -> bool:
+        """Only while a pass is planned before the last one was collected: that one brings the last token."""
+        return self.num_output_tokens >= self.max_tokens
+
+    @property
     def max_draft_depth(self) -> int:
         """Deepest node worth drafting: accepting d nodes emits d + 1 tokens, and max_tokens is the limit."""
         return self.max_tokens - self.num_output_tokens - 1

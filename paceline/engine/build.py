@@ -107,7 +107,7 @@ def pass_room(config: ResolvedConfig, kv_cache: Tensor) -> PassRoom:
     """For captured passes. A request's blocks also hold the nodes of its draft; longer tables are not captured."""
     num_slots = config.max_model_len + CAPTURED_DRAFT_SLOTS
     max_blocks = min(config.num_kv_blocks, -(-num_slots // config.block_size))
-    return PassRoom(kv_cache, config.block_size, max_blocks, config.max_num_seqs)
+    return PassRoom(kv_cache, config.block_size, max_blocks, config.max_num_seqs, config.max_num_batched_tokens)
 
 
 def make_speculator(config: SpeculativeConfig | None, services: EngineParts, *, may_fall_back: bool) -> Speculator:

@@ -1,8 +1,10 @@
 """The engine: one loop in which prefill, decoding and verification are the same step.
 
-    schedule -> execute -> verify -> commit -> propose
+    schedule -> launch -> collect -> verify -> commit -> propose
 
-`EngineCore` is synchronous and single-threaded. `LLM` and `AsyncLLM` drive it.
+`EngineCore` is synchronous and single-threaded. `LLM` and `AsyncLLM` drive it. On a GPU the next pass is launched
+before the last one is collected, where nothing that it brings can change the plan (engine/flight.py): the host then
+works while the GPU does. Elsewhere the two follow each other at once.
 
 What fails for one request ends that request (`request.error`) and no other; what fails in a drafter or an observer ends
 no request. Only the target's pass, and memory that runs out, may end a step with an exception.
@@ -23,6 +25,7 @@ from paceline.core.stop_strings import StopStrings
 from paceline.core.tokenizer import Tokenizer
 from paceline.core.tree import DraftTree
 from paceline.engine.detokenizer import Detokenizer
+from paceline.engine.flight import Flight, as_if_done
 from paceline.engine.metrics import RequestTracker, StepClock
 from paceline.engine.runner import ModelRunner, PassOutput
 from paceline.engine.scheduler import ScheduledRequest, Scheduler, SchedulerConfig, SchedulerOutput
@@ -30,6 +33,7 @@ from paceline.engine.verify_apart import record_prompt_logprobs, verify_apart
 from paceline.errors import InvalidRequestError
 from paceline.kv.manager import KVCacheManager
 from paceline.kv.storage import move_slots
+from paceline.models.padded_decoder import PaddedDecoder
 from paceline.spec.proposer import Needs, RequestPass, StepContext
 from paceline.spec.speculator import Speculator
 from paceline.verifiers.sample_match import follow_tokens
@@ -60,6 +64,7 @@ class EngineCore:
         verifier: Verifier,
         enable_prefix_caching: bool = True,
     ) -> None:
+        self._max_rows = scheduler_config.max_num_batched_tokens
         self.kv = KVCacheManager(kv_cache.shape[2] // block_size, block_size, enable_prefix_caching)
         self.scheduler = Scheduler(scheduler_config, self.kv)
         self.runner = ModelRunner(model, kv_cache, block_size)
@@ -70,6 +75,9 @@ class EngineCore:
         self._text_decoder = text_decoder
         self._states: dict[str, RequestState] = {}
         self._gone: list[Request] = []  # finished, aborted or preempted since the proposers were last told
+        self._can_launch_ahead = isinstance(model, PaddedDecoder) and model.sizes[-1] >= self._max_rows
+        self._flight: Flight | None = None  # launched in the last step, before its own pass was collected
+        self._collected_s = 0.0  # when the last pass was
 
     @property
     def has_requests(self) -> bool:
@@ -103,27 +111,55 @@ class EngineCore:
 
     def step(self) -> list[RequestState]:
         """One target pass. Returns the requests that got tokens or ended."""
+        flight = self._flight
+        if flight is None or not flight.is_awaited:  # all its requests may have ended or been aborted
+            flight = self._launch()
+        if flight is None:
+            return []
+        self._flight = self._launch_ahead(flight)
+        return self._collect(flight)
+
+    def _launch(self, before: Flight | None = None) -> Flight | None:
         with self.clock.phase("schedule"):
             needs = self.speculator.needs
             plan = self.scheduler.schedule(needs.lookahead_slots)
             self._note_scheduled(plan)
         if not plan.scheduled:
-            return []
+            return None
         begin_s = self.clock.now()
         with self.clock.phase("execute"):
-            output = self.runner.execute(
+            rows = self.runner.launch(
                 plan.scheduled,
                 needs.hidden_layers,
                 draws_tokens=self.verifier.takes_tokens,
                 wants_logits=needs.logits or not self.verifier.takes_tokens,
+                before=None if before is None else before.rows,
             )
+        return Flight(plan.scheduled, rows, needs, begin_s)
+
+    def _launch_ahead(self, flight: Flight) -> Flight | None:
+        """Launch the pass after this one, which is on its way; None where it must be collected first."""
+        if not (self._can_launch_ahead and flight.outcome_is_known and self.speculator.drafts_nothing_next):
+            return None
+        if self.kv.pool.num_free < len(self.scheduler.running) + self._max_rows // self.kv.block_size + 1:
+            return None  # a request may have to give its blocks back: not while a pass writes to them
+        with as_if_done(flight):
+            ahead = self._launch(before=flight)
+        self.clock.num_ahead += ahead is not None
+        return ahead
+
+    def _collect(self, flight: Flight) -> list[RequestState]:
+        with self.clock.phase("execute"):
+            output = flight.rows.collect()
         with self.clock.phase("verify"):
-            results = self._verify(plan.scheduled, output)
-        self.scheduler.note_pass(plan.scheduled, self.clock.now() - begin_s)
+            results = self._verify(flight.scheduled, output)
+        now = self.clock.now()
+        self.scheduler.note_pass(flight.scheduled, now - max(flight.begin_s, self._collected_s))
+        self._collected_s = now
         with self.clock.phase("commit"):
-            passes, updated = self._commit(plan.scheduled, output, results)
+            passes, updated = self._commit(flight.scheduled, output, results)
         with self.clock.phase("propose"):
-            self._propose(passes, output, needs)
+            self._propose(passes, output, flight.needs)
         self.clock.num_steps += 1
         return updated
 
@@ -144,6 +180,8 @@ class EngineCore:
         ready: list[int] = []
         rows: list[range] = []
         for i, (entry, logits_rows) in enumerate(zip(scheduled, output.logits_rows, strict=True)):
+            if entry.request.finished:
+                continue  # after the launch: its row is surplus
             num_verified = 1 + len(entry.draft) if entry.reaches_end else 0
             if len(logits_rows) > num_verified:
                 prompt_logits = output.logits[logits_rows.start : logits_rows.stop]
@@ -176,6 +214,8 @@ class EngineCore:
         moves: list[tuple[int, int]] = []
         for i, (entry, result) in enumerate(zip(scheduled, results, strict=True)):
             request = entry.request
+            if request.finished:
+                continue
             first_row = output.first_rows[i]
             rows = RequestPass(request, range(first_row, first_row + entry.num_rows), entry.start, entry.num_committed)
             if output.hidden is not None:
@@ -252,6 +292,9 @@ class EngineCore:
         self.speculator.observe(step)
         for observer in list(self.observers):
             self._tell(observer, step)
+        if self._flight is not None:
+            self.speculator.skip()  # the next pass is on its way, without drafts
+            return
         for request, draft in zip(ready, self.speculator.propose(step), strict=True):
             request.draft = draft
 

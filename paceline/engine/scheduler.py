@@ -190,7 +190,7 @@ class Scheduler:
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
-            if self._share(request) == 0 or request.request_id in self._waiting_samples:
+            if self._share(request) == 0 or request.request_id in self._waiting_samples or request.has_all_tokens:
                 index += 1
                 continue
             owed = len(self.running) - index - 1  # one row for each request behind this one, before any draft

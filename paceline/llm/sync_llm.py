@@ -150,6 +150,7 @@ class LLM:
         core = self.engine.core
         return {
             "num_steps": core.clock.num_steps,
+            "num_passes_ahead": core.clock.num_ahead,
             "step_seconds": dict(core.clock.seconds),
             "kv_usage": core.kv.usage,
             "speculation": core.speculator.stats(),

@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.models.fused_decoder import FusedDecoder, PassBuffers
 from paceline.models.padded_decoder import PassKind, StaticPass
 from paceline.models.static_inputs import InputViews, PassRoom
+from paceline.ops.triton.embed import DrawnBefore
 from paceline.ops.triton.fused_head import RowNoise
 from paceline.ops.triton.split_attention import AttentionRows
 
@@ -27,10 +28,6 @@ class CapturedPass:
     hidden: Tensor | None
     graph: "torch.cuda.CUDAGraph | None" = None
 
-    @property
-    def picked(self) -> Tensor:
-        return self.buffers.picked
-
     def launch(self) -> None:
         if self.graph is None:
             self.launch_kernels()
@@ -46,6 +43,7 @@ class CapturedPass:
             self.buffers,
             hidden_layers=self.kind.hidden_layers,
             features=self.hidden,
+            before=DrawnBefore(inputs.follows, inputs.drawn_before),
         )
         noise = RowNoise(inputs.temperatures, inputs.seeds, inputs.draw_positions)
         fused.write_tokens(inputs.logits_rows, noise, self.buffers)
@@ -83,7 +81,7 @@ class CapturedPasses:
             block_size=room.block_size,
         )
         if size not in self._buffers:
-            self._buffers[size] = fused.allocate(size, rows.max_splits())
+            self._buffers[size] = fused.allocate(size, rows.max_splits(), inputs.picked)
         buffers = self._buffers[size]
         shape = (size, len(kind.hidden_layers), fused.config.hidden_size)
         hidden = buffers.hidden.new_zeros(shape) if kind.hidden_layers else None

@@ -20,6 +20,7 @@ from torch import Tensor
 from paceline.core.forward import ForwardBatch, ForwardOutput
 from paceline.models.decoder import Decoder, Linear
 from paceline.models.static_inputs import aligned, read_tokens
+from paceline.ops.triton.embed import DrawnBefore, embed_rows
 from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_logits, norm_head_tokens
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
@@ -109,13 +110,16 @@ class FusedDecoder:
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         return self.base.vocabulary_rows(ids, head=head)
 
-    def allocate(self, num_rows: int, max_splits: int) -> PassBuffers:
-        """Room for a pass of `num_rows` rows over contexts of up to `max_splits` (AttentionRows.max_splits)."""
+    def allocate(self, num_rows: int, max_splits: int, picked: Tensor | None = None) -> PassBuffers:
+        """Room for a pass of `num_rows` rows over contexts of up to `max_splits` (AttentionRows.max_splits).
+
+        `picked`: where its tokens go; None: to room of its own."""
         config, device, dtype = self.config, self.device, self.dtype
         heads, tiles = self.heads, self.tiles  # wide tiles need no more room
         splits = [split_sizes(num_rows, config.hidden_size, tile) for tile in (tiles.output, tiles.down)]
         shares = head_tiles(config.vocab_size, tiles.head)
-        picked = torch.empty(2, aligned(num_rows), dtype=torch.int32, device=device)
+        if picked is None:
+            picked = torch.empty(2, aligned(num_rows), dtype=torch.int32, device=device)
 
         def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -146,11 +150,15 @@ class FusedDecoder:
         hidden_layers: Sequence[int] = (),
         features: Tensor | None = None,  # [rows, len(hidden_layers), hidden]: written
         layers: Sequence[int] | None = None,
+        before: DrawnBefore | None = None,  # tokens of rows that follow on from the pass before
     ) -> None:
         """One pass up to the last layer; `buffers.hidden` has what leaves it. Static shapes, no host reads."""
         active = self.base.active_layers(layers, hidden_layers)
         hidden = buffers.hidden
-        torch.index_select(self.base.embedding, 0, token_ids, out=hidden)
+        if before is None:
+            torch.index_select(self.base.embedding, 0, token_ids, out=hidden)
+        else:
+            embed_rows(token_ids, before, self.base.embedding, hidden, pdl=self.pdl)
         for i in range(self.config.num_layers):
             self._keep(i, hidden, hidden_layers, features)
             if i in active:

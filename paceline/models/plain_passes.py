@@ -54,16 +54,16 @@ class PlainPass:
     inputs: InputViews
     room: PassRoom
     kind: PassKind
-    picked: Tensor
     logits: Tensor | None
     hidden: Tensor | None = None
 
     def launch(self) -> None:
         inputs, kind = self.inputs, self.kind
         num_rows, num_requests, num_logits = inputs.counts.tolist()
-        req_ids = inputs.req_ids[:num_rows]
+        req_ids, follows = inputs.req_ids[:num_rows], inputs.follows[:num_rows]
+        drawn_before = inputs.drawn_before[follows.clamp(min=0)].clamp(0, self.base.config.vocab_size - 1)
         batch = ForwardBatch(
-            token_ids=inputs.token_ids[:num_rows],
+            token_ids=torch.where(follows >= 0, drawn_before, inputs.token_ids[:num_rows]),
             positions=inputs.positions[:num_rows],
             slot_mapping=inputs.slots[:num_rows],
             context_lens=inputs.context_lens[:num_rows],
@@ -84,7 +84,7 @@ class PlainPass:
             self.hidden[:num_rows] = output.hidden
         if num_logits:
             drawn = (inputs.temperatures, inputs.seeds, inputs.draw_positions)
-            self.picked[:, :num_logits] = _pick(output.logits, TokenDraws(*(x[:num_logits].numpy() for x in drawn)))
+            inputs.picked[:, :num_logits] = _pick(output.logits, TokenDraws(*(x[:num_logits].numpy() for x in drawn)))
 
 
 class PlainPasses:
@@ -93,7 +93,5 @@ class PlainPasses:
 
     def make(self, inputs: InputViews, room: PassRoom, kind: PassKind) -> StaticPass:
         vocab = self.base.config.vocab_size
-        picked = torch.zeros(2, inputs.size, dtype=torch.int32)
-        return PlainPass(
-            self.base, inputs, room, kind, picked, torch.zeros(inputs.size, vocab) if kind.logits else None
-        )
+        logits = torch.zeros(inputs.size, vocab) if kind.logits else None
+        return PlainPass(self.base, inputs, room, kind, logits)
