@@ -10,12 +10,13 @@ request's tokens; logits are then written only where somebody needs them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
 from torch import Tensor
 
-from paceline.core.forward import Decoder, ForwardOutput, PendingPass, TokenDraws
-from paceline.core.packing import RequestRows, pack
+from paceline.core.forward import Decoder, ForwardBatch, ForwardOutput, PendingPass, TokenDraws
+from paceline.core.packing import RequestRows, one_token_on, pack
 from paceline.engine.scheduler import ScheduledRequest
 from paceline.models.padded_decoder import DonePass, PaddedDecoder
 from paceline.ops.sampling import drawn_from_logits_alone
@@ -40,7 +41,8 @@ class LaunchedRows:
     """A pass on its way, and whose rows are in it."""
 
     scheduled: Sequence[ScheduledRequest]
-    entries: Sequence[RequestRows]
+    batch: ForwardBatch
+    num_wanted: list[int]  # logits rows of each scheduled request
     is_drawn: list[bool]  # the model draws this request's tokens
     hidden_layers: tuple[int, ...]
     pending: PendingPass
@@ -50,27 +52,25 @@ class LaunchedRows:
 
     def drawn_at(self) -> dict[str, int]:
         """Request id -> its logits row, for those that reach their end."""
-        ends = np.cumsum([entry.num_wanted for entry in self.entries]).tolist()
-        pairs = zip(self.scheduled, ends, self.is_drawn, strict=True)
+        pairs = zip(self.scheduled, accumulate(self.num_wanted), self.is_drawn, strict=True)
         return {entry.request.request_id: end - 1 for entry, end, drawn in pairs if drawn}
 
     def collect(self) -> PassOutput:
         return self._output(self.pending.collect())
 
     def _output(self, output: ForwardOutput) -> PassOutput:
-        ends = np.cumsum([entry.num_wanted for entry in self.entries]).tolist()
-        first_rows = np.cumsum([0, *(entry.num_rows for entry in self.entries)]).tolist()
+        ends = list(accumulate(self.num_wanted))
         tokens = output.tokens or []
         drawn = [
-            tokens[end - 1 - len(entry.draft) : end] if by_model else None
+            tokens[end - 1 - len(entry.draft.token_ids) : end] if by_model else None
             for entry, end, by_model in zip(self.scheduled, ends, self.is_drawn, strict=True)
         ]
         return PassOutput(
             output.logits,
             output.hidden,
             self.hidden_layers,
-            first_rows[:-1],
-            [range(end - entry.num_wanted, end) for end, entry in zip(ends, self.entries, strict=True)],
+            self.batch.cu_query.tolist()[:-1],
+            [range(end - count, end) for end, count in zip(ends, self.num_wanted, strict=True)],
             drawn,
         )
 
@@ -103,13 +103,31 @@ class ModelRunner:
                 for entry, rows, drawn in zip(scheduled, entries, is_drawn, strict=True)
             )
             batch = replace(batch, draws=token_draws(scheduled, entries, is_drawn), wants_logits=wants_logits)
+        num_wanted = [entry.num_wanted for entry in entries]
+        return self._launch(batch, scheduled, num_wanted, is_drawn, tuple(hidden_layers))
+
+    def launch_next(self, before: LaunchedRows, scheduled: Sequence[ScheduledRequest]) -> LaunchedRows | None:
+        """The pass of the same requests, one token further; None where it takes `launch`."""
+        batch = one_token_on(before.batch, [entry.request.block_ids for entry in scheduled])
+        if batch is None:
+            return None
+        return self._launch(batch, scheduled, before.num_wanted, before.is_drawn, before.hidden_layers)
+
+    def _launch(
+        self,
+        batch: ForwardBatch,
+        scheduled: Sequence[ScheduledRequest],
+        num_wanted: list[int],
+        is_drawn: list[bool],
+        hidden_layers: tuple[int, ...],
+    ) -> LaunchedRows:
         model = self.model
         pending: PendingPass
         if isinstance(model, PaddedDecoder):
             pending = model.launch(batch, self.kv_cache, hidden_layers=hidden_layers)
         else:
             pending = DonePass(model.forward(batch, self.kv_cache, hidden_layers=hidden_layers))
-        return LaunchedRows(scheduled, entries, is_drawn, tuple(hidden_layers), pending, not batch.wants_logits)
+        return LaunchedRows(scheduled, batch, num_wanted, is_drawn, hidden_layers, pending, not batch.wants_logits)
 
 
 def token_draws(

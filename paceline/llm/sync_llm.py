@@ -165,7 +165,11 @@ class LLM:
         try:
             for job in jobs:
                 job.start(core)
-            while not all(job.finished for job in jobs):
+            unfinished = list(jobs)
+            while unfinished:
+                if unfinished[-1].finished:
+                    unfinished.pop()
+                    continue
                 with _interrupt_after():
                     updated = core.step()
                 yield bool(updated)

@@ -38,6 +38,7 @@ class Tokenizer:
         self._chat_template = None if chat_template is None else ChatTemplate(chat_template, special_tokens)
         self.control_tokens = ControlTokens(backend)
         self._token_texts: dict[int, str] = {}
+        self._single_texts: dict[tuple[int, bool], str] = {}
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -83,7 +84,15 @@ class Tokenizer:
         return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        if len(token_ids) != 1:
+            return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        # A stream asks for the text of its newest token alone every time: at most the vocabulary is remembered.
+        key = (token_ids[0], skip_special_tokens)
+        text = self._single_texts.get(key)
+        if text is None:
+            text = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+            self._single_texts[key] = text
+        return text
 
     def token_text(self, token_id: int) -> str:
         """One token as text, its leading space kept; half a character shows as the replacement character."""

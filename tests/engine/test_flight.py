@@ -91,6 +91,27 @@ def test_a_request_that_is_aborted_with_a_pass_on_its_way_gives_its_blocks_to_ot
     assert run_all(core, others) == [ordinary_output(request) for request in others]
 
 
+def run_with_random_events(core: EngineCore, rng: random.Random, waiting: list[Request]) -> set[str]:
+    """Requests arrive and are cancelled at random, and all are answered; returns the ids of the cancelled ones."""
+    begun: list[Request] = []
+    aborted = set()
+    while waiting or core.has_requests:
+        for _ in range(rng.choice([0, 0, 0, 1, 4]) if core.has_requests else 1):
+            if waiting:
+                begun.append(waiting.pop())
+                core.add_request(begun[-1])
+        if begun and rng.random() < 0.04:
+            victim = rng.choice(begun)
+            if not victim.finished:
+                aborted.add(victim.request_id)
+                core.abort(victim.request_id)
+        core.step()
+        core.check_integrity()
+    assert core.clock.num_ahead > 5, "meant to run ahead"
+    assert core.kv.usage == 0.0
+    return aborted
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_random_arrivals_cancellations_stops_and_small_pools_change_no_output(seed: int) -> None:
     rng = random.Random(seed)
@@ -100,27 +121,8 @@ def test_random_arrivals_cancellations_stops_and_small_pools_change_no_output(se
         prefix_caching=rng.random() < 0.7,
         max_num_seqs=rng.choice([3, 8]),
     )
-    waiting = [some_request(rng, i, chosen_by_host=0.1 * (seed % 2)) for i in range(30)]
-    running: list[Request] = []
-    everything, aborted = list(waiting), set()
-    while waiting or core.has_requests:
-        for _ in range(rng.choice([0, 0, 0, 1, 4]) if core.has_requests else 1):
-            if waiting:
-                running.append(waiting.pop())
-                core.add_request(running[-1])
-        if running and rng.random() < 0.04:
-            victim = rng.choice(running)
-            if not victim.finished:
-                aborted.add(victim.request_id)
-                core.abort(victim.request_id)
-        core.step()
-        core.check_integrity()
-    assert core.clock.num_ahead > 5, "meant to run ahead"
-    assert core.kv.usage == 0.0
-    for request in everything:
-        expected = ordinary_output(request)
-        found = request.output_token_ids
-        if request.request_id in aborted:
-            assert found == expected[: len(found)]
-        else:
-            assert found == expected, request
+    requests = [some_request(rng, i, chosen_by_host=0.1 * (seed % 2)) for i in range(30)]
+    aborted = run_with_random_events(core, rng, list(requests))
+    for request in requests:
+        expected, found = ordinary_output(request), request.output_token_ids
+        assert found == (expected[: len(found)] if request.request_id in aborted else expected), request

@@ -23,6 +23,7 @@ from paceline.models.static_inputs import PassRoom
 from paceline.ops import fused_reference, reference
 from paceline.ops.random import Purpose, keyed_uniform, noise_key
 from paceline.ops.triton import noise as triton_noise
+from paceline.ops.triton.embed import DrawnBefore, embed_rows
 from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_logits, norm_head_tokens
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
@@ -128,6 +129,14 @@ def run_tokens(x: Tensor, noise: RowNoise | None = None, weight: Tensor | None =
     head = head if weight is None else weight
     norm_head_tokens(x, ints(list(range(num_rows))), norm, head, scores, ids, tokens, best, noise, EPS, TILE)
     return tokens, best
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rows_first_state_is_of_its_own_token_or_of_one_drawn_before(dtype: torch.dtype) -> None:
+    embedding, hidden = random(9, 24, seed=1, dtype=dtype), random(5, 24, seed=2, dtype=dtype)
+    before = DrawnBefore(ints([-1, 2, 0, -1, 1]), ints([4, 2147483647, 7]))  # the second could not be drawn
+    embed_rows(ints([3, 0, 0, 8, 0]), before, embedding, hidden)
+    assert torch.equal(hidden, embedding[[3, 7, 4, 8, 8]])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
