@@ -93,6 +93,7 @@ class FusedDecoder:
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         self.tiles = tiles or model_tiles(base)
         self._cuts: dict[int, tuple[int, Tiles]] = {}
+        self._scratch: AttentionScratch | None = None
         self._head_norms = [
             torch.stack([layer.q_norm, layer.k_norm]) if layer.q_norm is not None and layer.k_norm is not None else None
             for layer in base.layers
@@ -125,7 +126,7 @@ class FusedDecoder:
             query=empty(num_rows, heads.num_q, heads.dim),
             mixed=empty(num_rows, heads.num_q, heads.dim),
             activation=empty(num_rows, config.intermediate_size),
-            attention=AttentionScratch.allocate(num_rows, heads.num_q, heads.num_kv, heads.dim, max_splits, device),
+            attention=self._attention_scratch(num_rows, max_splits),
             parts=empty(max(parts for parts, _ in splits), dtype=torch.float32),
             arrivals=torch.zeros(max(count for _, count in splits), dtype=torch.int32, device=device),
             scores=empty(num_rows, shares, dtype=torch.float32),
@@ -134,6 +135,14 @@ class FusedDecoder:
             tokens=picked[0, :num_rows],
             token_scores=picked[1, :num_rows].view(torch.float32),
         )
+
+    def _attention_scratch(self, num_rows: int, max_splits: int) -> AttentionScratch:
+        """One for all passes of this decoder, which never overlap; a graph keeps the one that it was captured with."""
+        heads = self.heads
+        self._scratch = AttentionScratch.allocate(
+            num_rows, heads.num_q, heads.num_kv, heads.dim, max_splits, self.device, earlier=self._scratch
+        )
+        return self._scratch
 
     @torch.no_grad()
     def run(
@@ -211,21 +220,26 @@ class FusedDecoder:
                 if wanted == i:
                     features[:, place].copy_(hidden)
 
-    def write_logits(self, wanted: Tensor, logits: Tensor, buffers: PassBuffers) -> None:
-        """Logits [len(wanted), vocab] float32 of these rows, after `run`."""
+    def write_logits(
+        self, wanted: Tensor, logits: Tensor, buffers: PassBuffers, *, count: Tensor | None = None
+    ) -> None:
+        """Logits [len(wanted), vocab] float32 of these rows, or of the first `count` ([1] int32), after `run`."""
         row_tile, tiles = self.cut(wanted.shape[0])
         norm_head_logits(
             buffers.hidden, wanted, self.base.final_norm, self.base.head.weight, logits, self.config.rms_norm_eps,
-            tiles.head, pdl=self.pdl, row_tile=row_tile,
+            tiles.head, count=count, pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
 
-    def write_tokens(self, wanted: Tensor, noise: RowNoise | None, buffers: PassBuffers) -> None:
-        """`buffers.tokens[: len(wanted)]`: the token of each of these rows, after `run`, without logits in memory."""
+    def write_tokens(
+        self, wanted: Tensor, noise: RowNoise | None, buffers: PassBuffers, *, count: Tensor | None = None
+    ) -> None:
+        """`buffers.tokens[: len(wanted)]`: the token of each of these rows, or of the first `count`, after `run`,
+        without logits in memory."""
         row_tile, tiles = self.cut(wanted.shape[0])
         norm_head_tokens(
             buffers.hidden, wanted, self.base.final_norm, self.base.head.weight, buffers.scores, buffers.score_ids,
             buffers.tokens, buffers.token_scores, noise, self.config.rms_norm_eps, tiles.head,
-            pdl=self.pdl, row_tile=row_tile,
+            count=count, pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
 
     @torch.no_grad()

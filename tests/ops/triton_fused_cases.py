@@ -17,17 +17,16 @@ from paceline.core.tree import DraftTree
 from paceline.models.captured_passes import CapturedPasses
 from paceline.models.config import config_from_dict
 from paceline.models.decoder import Decoder
-from paceline.models.fused_decoder import FusedDecoder, attention_rows
+from paceline.models.fused_decoder import FusedDecoder
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.static_inputs import PassRoom
-from paceline.ops import fused_reference, reference
+from paceline.ops import fused_reference
 from paceline.ops.random import Purpose, keyed_uniform, noise_key
 from paceline.ops.triton import noise as triton_noise
 from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_logits, norm_head_tokens
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
 from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
-from paceline.ops.triton.split_attention import AttentionScratch, Steps, split_tree_attention
 from paceline.ops.triton.tiles import Tile
 from tests.forward_batches import Pool, Rows
 from tests.models.small_models import hf_config_dict, random_weights
@@ -40,7 +39,6 @@ COMPANIES = [1, 2, 16, 17, 33]
 HIDDEN, OUTPUTS, EPS = 80, 48, 1e-5
 TILE = Tile(out=16, into=32, warps=2, stages=3)
 HEADS = Heads(num_q=3, num_kv=1, dim=16)
-TREE = DraftTree([3, 4, 5, 6, 7, 8, 9], [-1, 0, 0, -1, 3, 2, 4])
 
 
 def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -212,6 +210,22 @@ def test_the_lowest_id_wins_where_logits_tie() -> None:
     assert int(run_tokens(x, weight=weight)[0][0]) == min(best, 5)
 
 
+def test_only_as_many_rows_as_are_counted_get_logits_and_tokens() -> None:
+    x, norm, weight = random(19, HIDDEN, seed=0), *gate_up_arguments(torch.float32, False)[:2]
+    rows, whole = ints(list(range(19))), run_logits(x)
+    for count in (0, 3, 17, 19):
+        logits = torch.full((19, OUTPUTS), -1.0, device=DEVICE)
+        norm_head_logits(x, rows, norm, weight, logits, EPS, TILE, count=ints([count]))
+        assert torch.equal(logits[:count], whole[:count])
+        assert (logits[count:] == -1.0).all()
+        scores = torch.zeros(19, head_tiles(OUTPUTS, TILE), device=DEVICE)
+        ids = torch.zeros_like(scores, dtype=torch.int32)
+        tokens, best = torch.zeros(19, dtype=torch.int32, device=DEVICE), torch.zeros(19, device=DEVICE)
+        norm_head_tokens(x, rows, norm, weight, scores, ids, tokens, best, None, EPS, TILE, count=ints([count]))
+        assert torch.equal(tokens[:count].long(), whole[:count].argmax(-1))
+        assert not scores[count:].any()
+
+
 def test_a_row_that_cannot_be_sampled_shows_in_its_score() -> None:
     x = random(3, HIDDEN, seed=0)
     x[1, 4] = torch.nan
@@ -235,32 +249,6 @@ def test_noise_is_that_of_the_host_bit_for_bit() -> None:
     assert [key % 2**64 for key in keys.tolist()] == expected
     for row, key in zip(found.cpu(), expected, strict=True):
         assert torch.equal(row, torch.from_numpy(keyed_uniform(key, 1024)))
-
-
-@pytest.mark.parametrize("window", [None, 21])
-def test_attention_computes_what_its_twin_does_with_any_number_of_programs(window: int | None) -> None:
-    """A chunk, a chain and a tree behind contexts that end in the middle of a split."""
-    pool, steps = Pool(3, 64), Steps(split=32, keys=16)
-    parts_of_pass = Rows(1, 30, [1, 2]), Rows(2, 0, [3], DraftTree.chain([5, 6])), Rows(0, 44, [7], TREE)
-    batch = pool.batch(*parts_of_pass, device=DEVICE)
-    rows, heads, kv_heads, dim = attention_rows(batch), 6, 2, 16
-    query, kv = random(batch.num_rows, heads, dim, seed=0), random(2, pool.num_slots, kv_heads, dim, seed=1)
-    expected = reference.paged_tree_attention(query, kv, reference.row_slots(batch), window, 0.25)
-    size = batch.num_rows * heads * rows.max_splits(steps)
-    found = []
-    for parts in (1, 2):
-        scratch = AttentionScratch(
-            best=torch.full((size,), torch.nan, device=DEVICE),
-            total=torch.full((size,), torch.nan, device=DEVICE),
-            mixed=torch.full((size * dim,), torch.nan, device=DEVICE),
-            arrivals=torch.zeros(batch.num_rows * kv_heads, dtype=torch.int32, device=DEVICE),
-        )
-        out = torch.zeros_like(query)
-        split_tree_attention(query, kv, out, rows, scratch, window, 0.25, parts=parts, steps=steps)
-        assert not scratch.arrivals.any(), "the counters are not ready for the next pass"
-        found.append(out)
-    assert_close(found[0], expected, torch.float32)
-    assert torch.equal(found[0], found[1])
 
 
 VARIANTS = {
