@@ -215,7 +215,7 @@ def tune_products(base: Decoder, clock: Clock, only: list[str], *, quick: bool) 
     return result
 
 
-def attention_launch(base: Decoder, batch: ForwardBatch, kv: Tensor, steps: Steps, parts: int) -> Launch:
+def attention_launch(base: Decoder, batch: ForwardBatch, kv: Tensor, steps: Steps, warps: int, parts: int) -> Launch:
     """Row by row; blocks of prompt rows are gpu_attention.py's."""
     config, rows = base.config, attention_rows(batch)
     heads = (config.num_heads, config.num_kv_heads, config.head_dim)
@@ -229,7 +229,7 @@ def attention_launch(base: Decoder, batch: ForwardBatch, kv: Tensor, steps: Step
         arrivals=torch.zeros(batch.num_rows * heads[1], dtype=torch.int32, device=base.device),
     )
     scale = heads[2] ** -0.5
-    programs = Programs(parts, block_rows=1, block_lines=16, block_parts=1, warps=steps.warps)
+    programs = Programs(parts, block_rows=1, block_lines=16, block_parts=1, warps=warps)
 
     def launch() -> None:
         for layer in kv:
@@ -249,15 +249,15 @@ def tune_attention(
     for num_rows, batch in batches.items():
         timed = []
         for keys, warps, parts in options:
-            steps = Steps(keys, warps)
+            steps = Steps(keys)
             try:
-                took_ms = fast_clock.time_ms(attention_launch(base, batch, kv, steps, parts))
-                timed.append((took_ms * 1e3 / len(kv), steps, parts))
+                took_ms = fast_clock.time_ms(attention_launch(base, batch, kv, steps, warps, parts))
+                timed.append((took_ms * 1e3 / len(kv), keys, warps, parts))
             except Exception as error:
-                print(f"    {steps} parts {parts}: {type(error).__name__} {str(error)[:120]}")
+                print(f"    {steps} warps {warps} parts {parts}: {type(error).__name__} {str(error)[:120]}")
         timed.sort(key=lambda item: item[0])
         print(f"  attention at {num_rows} rows")
-        for took_us, steps, parts in timed[:8]:
-            print(f"    {took_us:8.2f} us: {steps}, {parts} programs a row and head", flush=True)
-        result[f"{num_rows} rows"] = [{"us": t, "parts": p, **asdict(s)} for t, s, p in timed[:8]]
+        for took_us, keys, warps, parts in timed[:8]:
+            print(f"    {took_us:8.2f} us: {keys} keys, {warps} warps, {parts} programs a row and head", flush=True)
+        result[f"{num_rows} rows"] = [{"us": t, "keys": k, "warps": w, "parts": p} for t, k, w, p in timed[:8]]
     return result

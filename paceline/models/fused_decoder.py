@@ -140,7 +140,7 @@ class FusedDecoder:
         """One for all passes of this decoder, which never overlap; a graph keeps the one that it was captured with."""
         heads = self.heads
         self._scratch = AttentionScratch.allocate(
-            num_rows, heads.num_q, heads.num_kv, heads.dim, max_splits, self.device, earlier=self._scratch
+            num_rows, heads.num_q, heads.num_kv, heads.dim, self.dtype, max_splits, self.device, earlier=self._scratch
         )
         return self._scratch
 

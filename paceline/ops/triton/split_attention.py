@@ -26,8 +26,9 @@ from paceline.ops.triton.split_attention_kernel import attention_kernel
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    keys: int = 64  # of one softmax: part of the arithmetic, so the same for every pass of a model
-    warps: int = 4  # of a row's program; the bits do not depend on it
+    """Part of the arithmetic, so the same for every pass of a model."""
+
+    keys: int = 64  # of one softmax
 
 
 STEPS = Steps()
@@ -57,25 +58,26 @@ class Programs:
 
 
 def row_lines(heads: int, kv_heads: int) -> int:
-    return max(MIN_LINES, triton.next_power_of_2(heads // kv_heads))
+    return max(MIN_LINES, 1 << (heads // kv_heads - 1).bit_length())
 
 
-def block_shape(heads: int, kv_heads: int, dim: int) -> tuple[int, int, int]:
+def row_warps(heads: int, kv_heads: int) -> int:
+    return 4 if row_lines(heads, kv_heads) < 64 else 2
+
+
+def block_shape(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
     """Rows, lines and warps of a block: as many lines as there are registers for (see the kernel's first lines)."""
-    group = heads // kv_heads
-    lines, warps = (64, 2) if dim <= 64 or group > 32 else (32, 4)
-    lines = max(lines, triton.next_power_of_2(group))
-    return lines // group, lines, warps
+    least, group = row_lines(heads, kv_heads), heads // kv_heads
+    wanted = 16 if dtype == torch.float32 else 64 if dim <= 64 else 32  # float32 does without tensor cores
+    lines = max(least, wanted)
+    return lines // group, lines, 2 if lines >= 64 else 4
 
 
-def programs_for(
-    num_rows: int, heads: int, kv_heads: int, dim: int, max_splits: int, *, steps: Steps = STEPS
-) -> Programs:
+def programs_for(num_rows: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, max_splits: int) -> Programs:
     parts = _num_parts(num_rows * kv_heads, max_splits)
-    block_rows, lines, warps = block_shape(heads, kv_heads, dim)
+    block_rows, lines, warps = block_shape(heads, kv_heads, dim, dtype)
     if num_rows < BLOCKS_FROM or block_rows == 1:
-        warps = steps.warps if row_lines(heads, kv_heads) < 64 else 2
-        return Programs(parts, block_rows=1, block_lines=lines, block_parts=1, warps=warps)
+        return Programs(parts, block_rows=1, block_lines=16, block_parts=1, warps=row_warps(heads, kv_heads))
     block_parts = _num_parts(-(-num_rows // block_rows) * kv_heads, max_splits)
     if block_parts < FEWEST_BLOCK_PARTS or _scratch_bytes(num_rows, heads, dim, max_splits) > MAX_SCRATCH_BYTES:
         block_parts = 1
@@ -125,6 +127,7 @@ class AttentionScratch:
         num_heads: int,
         num_kv_heads: int,
         dim: int,
+        dtype: torch.dtype,
         max_splits: int,
         device: torch.device,
         *,
@@ -132,7 +135,7 @@ class AttentionScratch:
     ) -> "AttentionScratch":
         """Room for a pass of so many rows; almost none where every row and block has one program. `earlier` itself
         where it is large enough: passes that follow each other can share it."""
-        programs = programs_for(num_rows, num_heads, num_kv_heads, dim, max_splits)
+        programs = programs_for(num_rows, num_heads, num_kv_heads, dim, dtype, max_splits)
         rows = num_rows if programs.leaves_parts else 0
         size, counters = max(1, rows * num_heads * max_splits), max(1, rows * num_kv_heads)
         if earlier is not None and earlier.best.numel() >= size and earlier.arrivals.numel() >= counters:
@@ -161,7 +164,7 @@ def split_tree_attention(
     num_rows, heads, dim = query.shape
     _, num_slots, kv_heads, _ = kv_layer.shape
     max_splits = rows.max_splits(steps)
-    cut = programs_for(num_rows, heads, kv_heads, dim, max_splits, steps=steps) if programs is None else programs
+    cut = programs_for(num_rows, heads, kv_heads, dim, query.dtype, max_splits) if programs is None else programs
     dim_pad = max(16, triton.next_power_of_2(dim))
     split_bytes = 2 * steps.keys * dim_pad * query.element_size()
     buffers = min(2, max(1, BUFFER_BYTES // split_bytes))
