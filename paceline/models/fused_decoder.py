@@ -1,5 +1,5 @@
-"""The decoder of models/decoder.py on the fused Triton kernels: five launches a layer, and bits that do not depend on
-how many rows share the pass.
+"""The decoder of models/decoder.py on the fused Triton kernels: five launches a layer (seven for many rows, where norms
+are kernels of their own), and bits that do not depend on how many rows share the pass.
 
     fused = FusedDecoder(Decoder(config, weights, dtype=torch.bfloat16, device="cuda"))
     output = fused.forward(batch, kv_cache)  # as Decoder.forward
@@ -24,10 +24,11 @@ from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_logit
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
 from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
+from paceline.ops.triton.norm_rows import norm_rows
 from paceline.ops.triton.product import NO_PDL
 from paceline.ops.triton.rms_norm import rms_norm
 from paceline.ops.triton.split_attention import AttentionRows, AttentionScratch, split_tree_attention
-from paceline.ops.triton.tiles import ROWS, Tile, row_tile_for, tile_for, widened
+from paceline.ops.triton.tiles import ROWS, Tile, after_norm, row_tile_for, tile_for, widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class PassBuffers:
     query: Tensor  # [rows, heads, head_dim]
     mixed: Tensor  # [rows, heads, head_dim]
     activation: Tensor  # [rows, intermediate]
+    gained: Tensor  # [rows, hidden], as `scales` for passes of many rows only: what norm_rows writes
+    scales: Tensor  # [rows] float32
     attention: AttentionScratch
     parts: Tensor  # float32: sums over parts of K
     arrivals: Tensor  # int32 zeros: how many of them are there
@@ -116,6 +119,7 @@ class FusedDecoder:
         heads, tiles = self.heads, self.tiles  # wide tiles need no more room
         splits = [split_sizes(num_rows, config.hidden_size, tile) for tile in (tiles.output, tiles.down)]
         shares = head_tiles(config.vocab_size, tiles.head)
+        num_normed = 0 if self.cut(num_rows)[0] == ROWS else num_rows
         picked = torch.empty(2, aligned(num_rows), dtype=torch.int32, device=device)
 
         def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -126,6 +130,8 @@ class FusedDecoder:
             query=empty(num_rows, heads.num_q, heads.dim),
             mixed=empty(num_rows, heads.num_q, heads.dim),
             activation=empty(num_rows, config.intermediate_size),
+            gained=empty(num_normed, config.hidden_size),
+            scales=empty(num_normed, dtype=torch.float32),
             attention=self._attention_scratch(num_rows, max_splits),
             parts=empty(max(parts for parts, _ in splits), dtype=torch.float32),
             arrivals=torch.zeros(max(count for _, count in splits), dtype=torch.int32, device=device),
@@ -180,11 +186,23 @@ class FusedDecoder:
     def launch_qkv(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
         base, layer = self.base, self.base.layers[i]
         row_tile, tiles = self.cut(buffers.hidden.shape[0])
+        x, scales, tile = self._normed(layer.input_norm, self.tiles.qkv, tiles.qkv, row_tile, buffers)
         norm_qkv_rope(
-            buffers.hidden, layer.input_norm, layer.qkv.weight, layer.qkv.bias, self._head_norms[i], base.cos, base.sin,
-            rows.positions, rows.slots, buffers.query, kv_layer, self.heads, self.config.rms_norm_eps, tiles.qkv,
-            pdl=self.pdl, row_tile=row_tile,
+            x, layer.input_norm, layer.qkv.weight, layer.qkv.bias, self._head_norms[i], base.cos, base.sin,
+            rows.positions, rows.slots, buffers.query, kv_layer, self.heads, self.config.rms_norm_eps, tile,
+            scales=scales, pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
+
+    def _normed(
+        self, norm: Tensor, own_tile: Tile, tile: Tile, row_tile: int, buffers: PassBuffers
+    ) -> tuple[Tensor, Tensor | None, Tile]:
+        """What a product with a norm reads, the rows' scales if they were normed before it, and its tile."""
+        if row_tile == ROWS:
+            return buffers.hidden, None, tile
+        norm_rows(
+            buffers.hidden, norm, buffers.gained, buffers.scales, self.config.rms_norm_eps, own_tile, pdl=self.pdl
+        )  # fmt: skip
+        return buffers.gained, buffers.scales, after_norm(tile)
 
     def launch_attention(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
         window, scale = self.config.window(i), self.config.head_dim**-0.5
@@ -199,9 +217,10 @@ class FusedDecoder:
     def launch_gate_up(self, i: int, buffers: PassBuffers) -> None:
         layer = self.base.layers[i]
         row_tile, tiles = self.cut(buffers.hidden.shape[0])
+        x, scales, tile = self._normed(layer.mlp_norm, self.tiles.gate_up, tiles.gate_up, row_tile, buffers)
         norm_gate_up_silu(
-            buffers.hidden, layer.mlp_norm, layer.gate_up.weight, layer.gate_up.bias, buffers.activation,
-            self.config.rms_norm_eps, tiles.gate_up, pdl=self.pdl, row_tile=row_tile,
+            x, layer.mlp_norm, layer.gate_up.weight, layer.gate_up.bias, buffers.activation,
+            self.config.rms_norm_eps, tile, scales=scales, pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
 
     def launch_down(self, i: int, buffers: PassBuffers) -> None:

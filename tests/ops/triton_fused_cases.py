@@ -27,6 +27,7 @@ from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_logit
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
 from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
+from paceline.ops.triton.norm_rows import norm_rows
 from paceline.ops.triton.tiles import Tile
 from tests.forward_batches import Pool, Rows
 from tests.models.small_models import hf_config_dict, random_weights
@@ -187,6 +188,37 @@ def test_bits_of_a_split_sum_do_not_depend_on_the_other_rows() -> None:
     assert torch.equal(run_residual(x, splits=3)[-1], run_residual(x[-1:].contiguous(), splits=3)[0])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_before_the_product_gives_what_the_norm_inside_it_does(dtype: torch.dtype) -> None:
+    """With programs of another shape, as passes of many rows have them. On a GPU to the bit."""
+    x = random(37, HIDDEN, seed=0, dtype=dtype)
+    norm, weight, bias = gate_up_arguments(dtype, True)
+    gained, scales = torch.full_like(x, torch.nan), torch.full((37,), torch.nan, device=DEVICE)
+    norm_rows(x, norm, gained, scales, EPS, TILE)
+    mlp = torch.zeros(37, OUTPUTS // 2, dtype=dtype, device=DEVICE)
+    wide = Tile(out=32, into=16, warps=2, stages=3)
+    norm_gate_up_silu(gained, norm, weight, bias, mlp, EPS, wide, scales=scales, row_tile=32)
+    assert_equal_or_close_where_interpreted(mlp, run_gate_up(x), dtype)
+
+    arguments = qkv_arguments(37, dtype, True, False)
+    gained.fill_(torch.nan)
+    norm_rows(x, arguments[0], gained, scales, EPS, TILE)
+    query = torch.zeros(37, HEADS.num_q, HEADS.dim, dtype=dtype, device=DEVICE)
+    kv = torch.zeros(2, 74, HEADS.num_kv, HEADS.dim, dtype=dtype, device=DEVICE)
+    norm_qkv_rope(gained, *arguments, query, kv, HEADS, EPS, wide, scales=scales, row_tile=32)
+    own = kv[:, arguments[-1].long()]
+    found = torch.cat([query.flatten(1), own[0].flatten(1), own[1].flatten(1)], dim=1)
+    assert_equal_or_close_where_interpreted(found, run_qkv(x), dtype)
+
+
+def assert_equal_or_close_where_interpreted(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """The interpreter's products are numpy's, which hang on the shape."""
+    if INTERPRETED:
+        assert_close(found, expected, dtype)
+    else:
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("noisy", [False, True])
 def test_tokens_are_the_argmax_of_the_logits(noisy: bool) -> None:
     x = random(18, HIDDEN, seed=0)
@@ -277,6 +309,17 @@ def test_the_fused_decoder_computes_what_the_plain_one_does(variant: str, dtype:
         worst = (getattr(found, name).float() - exact).abs().max().item()
         rounding = (getattr(half, name).float() - exact).abs().max().item()
         assert worst < (1e-4 if dtype == torch.float32 else 2.5 * rounding), name
+
+
+def test_the_fused_decoder_gives_the_same_with_programs_of_many_rows() -> None:
+    config = config_from_dict(hf_config_dict("qwen3", num_hidden_layers=2, vocab_size=40))
+    plain = Decoder(config, random_weights(config), device=DEVICE)
+    pool = Pool(2, 40)
+    batch = pool.batch(Rows(1, 0, [3, 4]), Rows(0, 25, [7], DraftTree([1, 2, 3], [-1, 0, 0])), device=DEVICE)
+    kv = random(2, 2, pool.num_slots, config.num_kv_heads, config.head_dim, seed=0)
+    few = FusedDecoder(plain).forward(batch, kv.clone())
+    many = FusedDecoder(plain, row_tile=32).forward(batch, kv.clone())
+    assert_equal_or_close_where_interpreted(many.logits, few.logits, torch.float32)
 
 
 def test_the_fused_decoder_gives_a_tree_node_the_bits_of_plain_text_and_can_skip_layers() -> None:
