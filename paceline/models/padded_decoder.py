@@ -22,8 +22,9 @@ from paceline.core.forward import ForwardBatch, ForwardOutput, Target
 from paceline.models.static_inputs import InputViews, PassRoom, StaticInputs, aligned, read_tokens
 
 # From 16 rows on each is at most half as large again as the one before: padding costs a small pass nothing, and a large
-# one at most a third. The last ones are for drafts of many requests; larger passes take longer than their launches.
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024)
+# one at most a third. The last ones are for prompts; larger passes take longer than their launches.
+SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1536, 2048)
+MAX_LOGITS_SIZE = 1024  # room for logits is that of a whole pass: 0.6 GB for a vocabulary of 150,000
 
 
 class PassKind(NamedTuple):
@@ -146,7 +147,10 @@ class PaddedDecoder:
         if batch.token_ids.device.type != "cpu":
             return None  # a batch that is on the device already: only decoders beneath are handed one
         at = bisect.bisect_left(self.sizes, batch.num_rows)
-        return self.sizes[at] if at < len(self.sizes) else None
+        if at == len(self.sizes):
+            return None
+        wants_logits = batch.wants_logits and batch.logits_rows.shape[0] > 0
+        return None if wants_logits and self.sizes[at] > MAX_LOGITS_SIZE else self.sizes[at]
 
     def _pass(self, size: int, kind: PassKind) -> StaticPass:
         found = self._passes.get((size, kind))

@@ -218,7 +218,7 @@ def attention_kernel(
         _attend(query, kv, out, row.to(tl.int64), 1, depth, part, parts, slots, context_lens, parents, table,
                 part_best, part_total, part_mixed, arrivals, num_slots, max_splits, window, scale,
                 Q_HEADS, KV_HEADS, DIM, BLOCK_SIZE, LINES, DIM_PAD, KEYS, WINDOWED, EXACT,
-                True, SHARED, 4)  # fmt: skip
+                True, SHARED, 8 if DIM_PAD <= 64 else 4)  # fmt: skip
     if BLOCK_ROWS > 1:  # noqa: SIM102 (this one is for the compiler)
         if count > 1:
             own_part = (row - first_row) * tl.num_programs(2) + part
