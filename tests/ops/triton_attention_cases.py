@@ -112,9 +112,10 @@ def assert_same(found: Tensor, expected: Tensor, shape: Shape) -> None:
 
 
 def mixed_batch(pool: Pool, times: int) -> ForwardBatch:
-    """Two chunks, a chain and a tree behind contexts that end in the middle of a split, and a row that decodes."""
+    """Two chunks, a chain and a tree behind contexts that end in the middle of a split, and a row that decodes. A window
+    of 21 begins in other splits for the first rows of a block of the first chunk than for its last ones."""
     return pool.batch(
-        Rows(1, 30 * times, list(range(6 * times))),
+        Rows(1, 34 * times, list(range(6 * times))),
         Rows(2, 0, [3], DraftTree.chain([5])),
         Rows(3, 0, list(range(3 * times))),
         Rows(0, 34 * times, [7], TREE),
@@ -184,7 +185,7 @@ def test_a_row_gets_the_same_alone_in_any_chunk_and_as_a_tree_node(shape: Shape)
     assert_same(rows_of([chain], places, blocks), whole, shape)
 
 
-def test_padding_rows_join_no_block_and_give_zeros() -> None:
+def test_padding_rows_change_nobody_and_give_zeros() -> None:
     """They carry request 0, as its own rows before them do."""
     pool = Pool(1, 32)
     batch = pool.batch(text(pool, 0, 3, 8), device=DEVICE)
