@@ -112,8 +112,9 @@ def assert_same(found: Tensor, expected: Tensor, shape: Shape) -> None:
 
 
 def mixed_batch(pool: Pool, times: int) -> ForwardBatch:
-    """Two chunks, a chain and a tree behind contexts that end in the middle of a split, and a row that decodes. A window
-    of 21 begins in other splits for the first rows of a block of the first chunk than for its last ones."""
+    """Two chunks, a chain and a tree behind contexts that end in the middle of a split, and a row that decodes.
+
+    In the first chunk a window of 21 begins in another split for the first rows of a block than for its last ones."""
     return pool.batch(
         Rows(1, 34 * times, list(range(6 * times))),
         Rows(2, 0, [3], DraftTree.chain([5])),

@@ -168,6 +168,7 @@ def split_tree_attention(
     dim_pad = max(16, triton.next_power_of_2(dim))
     split_bytes = 2 * steps.keys * dim_pad * query.element_size()
     buffers = min(2, max(1, BUFFER_BYTES // split_bytes))
+    at_once = min(8 if dim_pad <= 64 else 4, triton.next_power_of_2(max_splits))  # as many as there are registers for
     attention_kernel[(num_rows, kv_heads, cut.parts)](
         query, kv_layer, out, rows.positions, rows.slots, rows.context_lens, rows.parents, rows.is_node, rows.req_ids,
         rows.block_tables, scratch.best, scratch.total, scratch.mixed, scratch.arrivals, num_rows,
@@ -176,7 +177,7 @@ def split_tree_attention(
         LINES=row_lines(heads, kv_heads), BLOCK_LINES=cut.block_lines,
         BLOCK_ROWS=cut.block_rows, BLOCK_ROWS_PAD=triton.next_power_of_2(cut.block_rows),
         DIM_PAD=dim_pad, KEYS=steps.keys, WINDOWED=window is not None, EXACT=query.dtype == torch.float32,
-        SHARED=cut.parts > 1, BLOCK_SHARED=cut.block_parts > 1, PDL=pdl,
+        SHARED=cut.parts > 1, BLOCK_SHARED=cut.block_parts > 1, AT_ONCE=at_once, PDL=pdl,
         # A buffer takes two stages: the block table is read one before the keys.
         num_warps=cut.warps, num_stages=2 * buffers + 1, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

@@ -200,7 +200,7 @@ def attention_kernel(
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     LINES: tl.constexpr, BLOCK_LINES: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_ROWS_PAD: tl.constexpr,
     DIM_PAD: tl.constexpr, KEYS: tl.constexpr, WINDOWED: tl.constexpr, EXACT: tl.constexpr,
-    SHARED: tl.constexpr, BLOCK_SHARED: tl.constexpr, PDL: tl.constexpr,
+    SHARED: tl.constexpr, BLOCK_SHARED: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (row, kv head, part). BLOCK_ROWS above 1: the programs of rows in one block share the block's keys."""
     wait_for_previous_kernel(PDL)
@@ -218,7 +218,7 @@ def attention_kernel(
         _attend(query, kv, out, row.to(tl.int64), 1, depth, part, parts, slots, context_lens, parents, table,
                 part_best, part_total, part_mixed, arrivals, num_slots, max_splits, window, scale,
                 Q_HEADS, KV_HEADS, DIM, BLOCK_SIZE, LINES, DIM_PAD, KEYS, WINDOWED, EXACT,
-                True, SHARED, 8 if DIM_PAD <= 64 else 4)  # fmt: skip
+                True, SHARED, AT_ONCE)  # fmt: skip
     if BLOCK_ROWS > 1:  # noqa: SIM102 (this one is for the compiler)
         if count > 1:
             own_part = (row - first_row) * tl.num_programs(2) + part
