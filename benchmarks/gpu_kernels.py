@@ -42,6 +42,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.fused_decoder import FusedDecoder, Tiles, attention_rows, model_tiles, wide_tiles
 from paceline.ops.triton.fused_head import RowNoise
 from paceline.ops.triton.product import NO_PDL, PDL, PDL_PREFETCH
+from paceline.ops.triton.tiles import ROWS
 
 CONTEXT = 320
 BUCKETS = [(1, 1), (1, 8), (1, 16), (1, 32), (8, 1), (8, 4), (32, 1), (32, 4), (128, 1), (128, 4)]
@@ -55,7 +56,7 @@ class ForcedCut(FusedDecoder):
 
     def __init__(self, base: Decoder, row_tile: int, out: int, warps: int) -> None:
         super().__init__(base, row_tile=row_tile)
-        narrow = wide_tiles(base, self.tiles, 1)
+        narrow = self.tiles if row_tile == ROWS else wide_tiles(base, self.tiles, 1)
         self.forced = Tiles(
             *(
                 replace(tile, out=out, warps=warps)
@@ -260,7 +261,7 @@ class Bench:
         """(rows of a program, outputs, warps) of all products at once; None: as the decoder chooses."""
         shapes = [None, (16, 32, 2), (32, 64, 2), (32, 64, 4), (32, 128, 4), (64, 32, 2), (64, 64, 2), (64, 128, 2)]
         result: dict[str, Any] = {}
-        counts = [(2, 3)] if self.tiny else [(128, 1), (64, 4), (128, 4)]
+        counts = [(2, 3)] if self.tiny else [(128, 1), (64, 4), (128, 4), (128, 8)]
         for bucket in counts:
             batch = self.batch(*bucket)
             expected = FusedDecoder(self.base, row_tile=16).forward(batch, self.room.kv.clone()).logits

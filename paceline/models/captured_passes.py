@@ -46,9 +46,10 @@ class CapturedPass:
             before=DrawnBefore(inputs.follows, inputs.drawn_before),
         )
         noise = RowNoise(inputs.temperatures, inputs.seeds, inputs.draw_positions)
-        fused.write_tokens(inputs.logits_rows, noise, self.buffers)
+        count = inputs.counts[2:]  # a prompt wants the token of its last row, whatever the size of the pass
+        fused.write_tokens(inputs.logits_rows, noise, self.buffers, count=count)
         if self.logits is not None:
-            fused.write_logits(inputs.logits_rows, self.logits, self.buffers)
+            fused.write_logits(inputs.logits_rows, self.logits, self.buffers, count=count)
 
     def capture(self) -> None:
         """Run once, so that every kernel is compiled, then record. The inputs must be padding, or a pass that may run

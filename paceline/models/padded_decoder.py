@@ -18,7 +18,7 @@ A pass may be launched while the one before still runs, and take tokens that thi
 import bisect
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -27,6 +27,8 @@ from torch import Tensor
 from paceline.core.forward import ForwardBatch, ForwardOutput, PendingPass, Target
 from paceline.models.read_back import ReadBack, ReadBacks
 from paceline.models.static_inputs import InputViews, PassRoom, StaticInputs, aligned, read_tokens
+
+MAX_LOGITS_SIZE = 1024  # room for logits is that of a whole pass: 0.6 GB for a vocabulary of 150,000
 
 
 def sizes_up_to(max_rows: int) -> tuple[int, ...]:
@@ -180,12 +182,18 @@ class PaddedDecoder:
     def _run_eagerly(
         self, batch: ForwardBatch, kv_cache: Tensor, hidden_layers: Sequence[int], layers: Sequence[int] | None
     ) -> ForwardOutput:
-        assert batch.follows is None, "this pass has no captured size, so it cannot follow one"
         begin_s = time.perf_counter()
+        if batch.follows is not None:
+            batch = self._with_drawn_tokens(batch, batch.follows)
         output = self.base.forward(batch, kv_cache, hidden_layers=hidden_layers, layers=layers)
         self.clock.num_eager += 1
         self.clock.eager_s += time.perf_counter() - begin_s
         return output
+
+    def _with_drawn_tokens(self, batch: ForwardBatch, follows: Tensor) -> ForwardBatch:
+        batch, at = batch.to(self.device), follows.to(self.device)
+        drawn = self._views[self.sizes[0]].drawn_before[at.clamp(min=0)].clamp(0, self.config.vocab_size - 1)
+        return replace(batch, token_ids=torch.where(at >= 0, drawn, batch.token_ids), follows=None)
 
     def _size(self, batch: ForwardBatch) -> int | None:
         num_requests, num_blocks = batch.block_tables.shape
@@ -194,7 +202,10 @@ class PaddedDecoder:
         if batch.token_ids.device.type != "cpu":
             return None  # a batch that is on the device already: only decoders beneath are handed one
         at = bisect.bisect_left(self.sizes, batch.num_rows)
-        return self.sizes[at] if at < len(self.sizes) else None
+        if at == len(self.sizes):
+            return None
+        wants_logits = batch.wants_logits and batch.logits_rows.shape[0] > 0
+        return None if wants_logits and self.sizes[at] > MAX_LOGITS_SIZE else self.sizes[at]
 
     def _pass(self, size: int, kind: PassKind) -> StaticPass:
         found = self._passes.get((size, kind))

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.ops.triton.product import NO_PDL, norm_mode, prefetch_weights, product, wait_for_previous_kernel
+from paceline.ops.triton.product import NO_PDL, NORMED, norm_mode, prefetch_weights, product, wait_for_previous_kernel
 from paceline.ops.triton.tiles import ROWS, Tile
 
 
@@ -101,10 +101,12 @@ def norm_qkv_rope(
     eps: float,
     tile: Tile,
     *,
+    scales: Tensor | None = None,  # [rows] float32: x was normed by norm_rows()
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
     num_rows, num_in = x.shape
+    norm, mode = (norm, norm_mode(x.dtype)) if scales is None else (scales, NORMED)
     out = (
         triton.next_power_of_2(heads.dim)
         if head_norms is not None
@@ -116,7 +118,7 @@ def norm_qkv_rope(
         x, norm, weight, bias if bias is not None else x, head_norms if head_norms is not None else x, cos, sin,
         positions, slots, query, kv_layer, num_rows, kv_layer.shape[1], eps,
         K=num_in, Q_HEADS=heads.num_q, KV_HEADS=heads.num_kv, DIM=heads.dim,
-        HAS_BIAS=bias is not None, HEAD_NORM=head_norms is not None, NORM=norm_mode(x.dtype),
+        HAS_BIAS=bias is not None, HEAD_NORM=head_norms is not None, NORM=mode,
         EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=out, IN=tile.into, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

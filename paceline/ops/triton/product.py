@@ -2,7 +2,7 @@
 
 A row may be normed on the way (RMSNorm): either its scale is applied to the finished sum, which reads the row once, or
 to the row itself before the product, which reads it twice and rounds as `reference.rms_norm` does. The second is for
-float16, whose range the unscaled row may leave.
+float16, whose range the unscaled row may leave. Or norm_rows.py has done either already: `norm` then has the scales.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-NO_NORM, SCALE_LAST, SCALE_FIRST = 0, 1, 2
+NO_NORM, SCALE_LAST, SCALE_FIRST, NORMED = 0, 1, 2, 3
 
 # Programmatic dependent launch (Hopper and later): a kernel's programs start while the previous kernel still runs and
 # wait for it before they read what it wrote; with PDL_PREFETCH they ask for their weights before they wait.
@@ -50,7 +50,7 @@ def product(
         w_ok = out_ok[None, :] if whole else out_ok[None, :] & (ins < left)[:, None]
         w_tile = tl.load(w_at + start, mask=w_ok, other=0.0)
         x_tile = tl.load(x_at + start, mask=x_ok, other=0.0)
-        if NORM > 0:
+        if NORM == 1 or NORM == 2:
             norm_tile = tl.load(norm + begin + start + ins, mask=ins < left, other=0.0)[None, :]
             if NORM == 1:
                 wide = x_tile.to(tl.float32)
@@ -61,6 +61,8 @@ def product(
         total = tl.dot(x_tile, w_tile, total, input_precision=precision)
     if NORM == 1:
         total *= tl.rsqrt(tl.sum(squares, axis=1) / K + eps)[:, None]
+    if NORM == 3:
+        total *= tl.load(norm + x_rows, mask=row_ok, other=0.0)[:, None]
     return total
 
 

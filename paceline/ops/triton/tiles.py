@@ -53,6 +53,7 @@ def tile_for(num_out: int, num_in: int, dtype: torch.dtype) -> Tile:
 WIDE_ROWS = 64  # rows of a program in passes of many rows, which are bound by arithmetic rather than by weights
 WIDE_FROM = 192  # rows of a pass: where programs of WIDE_ROWS take less time (measured at 128 and 512 rows)
 WIDE_OUTS = (64, 32)  # outputs of a wide program, the first that gives enough programs
+WIDE_INTO = 64  # inputs of a step where the step does not show: twice as many take all registers of two warps
 ENOUGH_PROGRAMS = 132  # one for each multiprocessor of a large GPU
 
 
@@ -69,5 +70,10 @@ def widened(tile: Tile, num_out: int, num_rows: int, *, normed: bool) -> Tile:
     Two warps keep the compiler from taking Hopper's other product instruction, which adds in another order."""
     row_tiles = -(-num_rows // WIDE_ROWS)
     wide = [out for out in WIDE_OUTS if out > tile.out and row_tiles * -(-num_out // out) >= ENOUGH_PROGRAMS]
-    into = tile.into if normed else min(tile.into, 128)
+    into = tile.into if normed else min(tile.into, WIDE_INTO)
     return replace(tile, out=wide[0] if wide else tile.out, into=into, warps=2, stages=min(tile.stages, 3))
+
+
+def after_norm(tile: Tile) -> Tile:
+    """The tile of a product whose rows were normed before (norm_rows.py): the step shows no more."""
+    return replace(tile, into=min(tile.into, WIDE_INTO))
