@@ -186,5 +186,5 @@ def attend_paths(
         contexts.table.stride(0), num_slots, query_rows, depth, first_scratch, levels, parts, dim**-0.5,
         WIDTH=width, Q_HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_PAD=max(16, triton.next_power_of_2(dim)),
         QUERIES=_queries(width, heads // kv_heads), KEYS=KEYS, PRECISION="tf32", PDL=pdl, num_warps=4,
-        launch_pdl=pdl > NO_PDL,
+        enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

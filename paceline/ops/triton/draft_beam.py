@@ -144,7 +144,7 @@ def extend_paths(
         maker.eps,
         WIDTH=width, CANDIDATES=candidates, CHUNK=candidates if candidates <= ALL_AT_ONCE else AT_A_TIME,
         LEVELS=triton.next_power_of_2(levels), SIZE=size, PAD=triton.next_power_of_2(size), MODE=maker.mode, PDL=pdl,
-        num_warps=4, launch_pdl=pdl > NO_PDL,
+        num_warps=4, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip
 
 

@@ -141,12 +141,12 @@ def head_top(
         num_rows, num_rows // num_requests, level, record, vocab, eps,
         K=num_in, TOP=k, NORM=norm_mode(weight.dtype) if norm is not None else NO_NORM,
         EXACT=weight.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
-        num_warps=tile.warps, num_stages=tile.stages, launch_pdl=pdl > NO_PDL,
+        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip
     _join_kernel[(num_rows,)](
         packed, sums, target_ids, ids, log_probs, stretches,
         TOP=k, STRETCHES=triton.next_power_of_2(stretches), CANDIDATES=triton.next_power_of_2(stretches * k), PDL=pdl,
-        num_warps=4, launch_pdl=pdl > NO_PDL,
+        num_warps=4, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip
 
 

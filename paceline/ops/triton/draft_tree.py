@@ -99,7 +99,7 @@ def choose_nodes(
         limits.lowest, limits.followed, limits.depths, limits.num_nodes, limits.lowest.stride(0),
         num_found(num_levels, width), stride, (out.shape[1] - 1) // 3,
         WIDTH=width, NODES=max(16, triton.next_power_of_2(stride)), CHUNK=AT_A_TIME, PDL=pdl,
-        num_warps=8, launch_pdl=pdl > NO_PDL,
+        num_warps=8, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip
 
 
