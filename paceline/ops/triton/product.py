@@ -3,6 +3,7 @@
 A row may be normed on the way (RMSNorm): either its scale is applied to the finished sum, which reads the row once, or
 to the row itself before the product, which reads it twice and rounds as `reference.rms_norm` does. The second is for
 float16, whose range the unscaled row may leave. Or norm_rows.py has done either already: `norm` then has the scales.
+Rows may be wider than the weight: they are rounded to its type.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
@@ -19,6 +20,7 @@ NO_PDL, PDL, PDL_PREFETCH = 0, 1, 2
 
 
 def norm_mode(dtype: torch.dtype) -> int:
+    """`dtype`: the weight's"""
     return SCALE_FIRST if dtype == torch.float16 else SCALE_LAST
 
 
@@ -55,10 +57,10 @@ def product(
             if NORM == 1:
                 wide = x_tile.to(tl.float32)
                 squares += wide * wide
-                x_tile = (wide * norm_tile.to(tl.float32)).to(x_tile.dtype)
+                x_tile = (wide * norm_tile.to(tl.float32)).to(w_tile.dtype)
             else:
-                x_tile = (x_tile.to(tl.float32) * scale[:, None]).to(x_tile.dtype) * norm_tile
-        total = tl.dot(x_tile, w_tile, total, input_precision=precision)
+                x_tile = (x_tile.to(tl.float32) * scale[:, None]).to(w_tile.dtype) * norm_tile
+        total = tl.dot(x_tile.to(w_tile.dtype), w_tile, total, input_precision=precision)
     if NORM == 1:
         total *= tl.rsqrt(tl.sum(squares, axis=1) / K + eps)[:, None]
     if NORM == 3:

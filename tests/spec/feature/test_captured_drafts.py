@@ -16,7 +16,8 @@ from paceline.models.layout import expected_shapes
 from paceline.ops.random import Purpose, id_constants, keyed_noise, noise_key, noise_keys
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.feature import eagle3
-from paceline.spec.feature.captured_drafts import DRAFT_CLOCK, CapturedDrafts
+from paceline.spec.feature.captured_drafts import DRAFT_CLOCK
+from paceline.spec.feature.device_drafts import plain_drafts
 from paceline.spec.feature.draft_scores import DraftScores
 from paceline.spec.feature.eagle3 import Eagle3Proposer
 from paceline.spec.proposer import Budget, RequestPass, StepContext
@@ -50,7 +51,7 @@ class Pair:
         if self.whole._captured is None:
             layers = self.whole._layers
             assert isinstance(layers, TorchLayers)
-            self.whole._captured = CapturedDrafts.plain(
+            self.whole._captured = plain_drafts(
                 self.whole._network, decoder, layers, self.whole._scores, services, LARGEST, given["draft_width"]
             )
         self.whole._grow = lambda growing: pytest.fail("went level by level")  # type: ignore[method-assign]
@@ -187,7 +188,7 @@ def test_a_preempted_request_comes_back_in_other_blocks(monkeypatch: pytest.Monk
 def test_lines_of_the_table_are_taken_from_whom_was_drafted_for_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(monkeypatch)
     assert pair.whole._captured is not None
-    pair.whole._captured._free = [4, 7]
+    pair.whole._captured._lines._free = [4, 7]
     requests = [pair.request(str(i), 7 + i, blocks_of(i)) for i in range(3)]
     for turn in range(4):
         for request in requests:
