@@ -80,7 +80,10 @@ def large_cuts(shape: Shape) -> dict[str, Programs]:
 
 
 def cuts(shape: Shape) -> dict[str, Programs]:
-    return small_cuts(shape) if shape in (SMALL, ODD) else large_cuts(shape)
+    found = small_cuts(shape) if shape in (SMALL, ODD) else large_cuts(shape)
+    if shape.dtype == torch.float16 or (shape.dtype == torch.float32 and shape not in (SMALL, ODD)):
+        return {name: found[name] for name in ("row by row", "blocks")}  # each takes seconds to compile
+    return found
 
 
 def random(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
@@ -125,9 +128,10 @@ def mixed_batch(pool: Pool, times: int) -> ForwardBatch:
     )
 
 
-@pytest.mark.parametrize(
-    "shape, window", [*((shape, None) for shape in SHAPES), *((s, 21) for s in SHAPES[::2])], ids=str
-)
+WINDOWED = [SMALL] if INTERPRETED else [SMALL, REAL[0]]
+
+
+@pytest.mark.parametrize("shape, window", [*((s, None) for s in SHAPES), *((s, 21) for s in WINDOWED)], ids=str)
 def test_attention_computes_what_its_twin_does_however_it_is_cut_into_programs(
     shape: Shape, window: int | None
 ) -> None:
@@ -147,7 +151,7 @@ def test_attention_computes_what_its_twin_does_however_it_is_cut_into_programs(
         worst = (out.float() - expected).abs().max().item()
         assert worst <= shape.tolerance * max(1.0, expected.abs().max().item())
         assert_same(out, found["row by row"], shape)
-    if "blocks" in found:  # programs of the same lines: to the bit everywhere
+    if {"programs share a row", "blocks"} <= found.keys():  # programs of the same lines: to the bit everywhere
         assert torch.equal(found["row by row"], found["programs share a row"])
         assert torch.equal(found["blocks"], found["programs share a block"])
 
@@ -156,7 +160,7 @@ def text(pool: Pool, request: int, begin: int, end: int) -> Rows:
     return Rows(request, begin, list(range(begin, end)))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [SMALL] if INTERPRETED else [SMALL, *REAL[:2]], ids=str)
 def test_a_row_gets_the_same_alone_in_any_chunk_and_as_a_tree_node(shape: Shape) -> None:
     """Rows at positions [begin, end) of one text, with keys of more than two splits before them."""
     begin, end, company = (28, 36, 3) if INTERPRETED else (150, 250, 37)
@@ -180,7 +184,7 @@ def test_a_row_gets_the_same_alone_in_any_chunk_and_as_a_tree_node(shape: Shape)
         [*range(company), *range(begin, middle)],
         blocks,
     )
-    rest = rows_of([text(pool, 0, middle, end)], list(range(middle, end)), replace(blocks, block_parts=2))
+    rest = rows_of([text(pool, 0, middle, end)], list(range(middle, end)), replace(blocks, parts=2, block_parts=2))
     assert_same(torch.cat([shifted[company:], rest]), whole, shape)
     chain = Rows(0, begin, [0], DraftTree.chain(list(range(begin + 1, end))))
     assert_same(rows_of([chain], places, blocks), whole, shape)

@@ -15,6 +15,7 @@ nothing to leave. Programs without a split of their own end at once.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -73,6 +74,7 @@ def block_shape(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> tupl
     return lines // group, lines, 2 if lines >= 64 else 4
 
 
+@cache
 def programs_for(num_rows: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, max_splits: int) -> Programs:
     parts = _num_parts(num_rows * kv_heads, max_splits)
     block_rows, lines, warps = block_shape(heads, kv_heads, dim, dtype)
