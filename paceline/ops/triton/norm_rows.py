@@ -2,7 +2,7 @@
 
 Inside a product every program norms its rows again, and the sum of squares takes the registers of a larger tile. For
 few rows that is cheaper than one kernel more; for many it is not. The bits are those of the norm inside the product
-(product.py): the same tile of rows and inputs, in the same order, so the same sum.
+(product.py): squares are added up in the same order.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.ops.triton.product import NO_PDL, norm_mode, wait_for_previous_kernel
+from paceline.ops.triton.product import NO_PDL, norm_mode, row_sums, wait_for_previous_kernel
 from paceline.ops.triton.tiles import ROWS, Tile
 
 
@@ -34,7 +34,7 @@ def _norm_rows_kernel(
         if NORM == 1:
             gain = tl.load(norm + start + ins, mask=start + ins < K, other=0.0)[None, :].to(tl.float32)
             tl.store(gained + at + start, (wide * gain).to(stored.dtype), mask=ok)
-    scale = tl.rsqrt(tl.sum(squares, axis=1) / K + eps)
+    scale = tl.rsqrt(row_sums(squares, ROWS, IN) / K + eps)
     if NORM == 1:
         tl.store(scales + rows, scale, mask=row_ok)
     else:

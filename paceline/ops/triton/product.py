@@ -25,6 +25,16 @@ def norm_mode(dtype: torch.dtype) -> int:
 
 
 @triton.jit
+def row_sums(values, ROWS: tl.constexpr, SIZE: tl.constexpr):
+    """[ROWS] sums of [ROWS, SIZE], SIZE a power of two up to 4,096. Always of two values at a time, so that their order
+    is not the compiler's: that of `tl.sum` over more follows from how a tile lies in registers."""
+    for step in tl.static_range(12):
+        if (SIZE >> step) > 1:
+            values = tl.sum(tl.reshape(values, (ROWS, 2, SIZE >> (step + 1))), axis=1)
+    return tl.reshape(values, (ROWS,))
+
+
+@triton.jit
 def product(
     x, x_rows, row_ok, norm, eps, weight, outs, out_ok, begin,
     K: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
@@ -43,7 +53,7 @@ def product(
             read = row_ok[:, None] if whole else row_ok[:, None] & (start + ins < K)[None, :]
             wide = tl.load(x_at + start, mask=read, other=0.0).to(tl.float32)
             squares += wide * wide
-        scale = tl.rsqrt(tl.sum(squares, axis=1) / K + eps)
+        scale = tl.rsqrt(row_sums(squares, ROWS, IN) / K + eps)
     squares = tl.zeros((ROWS, IN), dtype=tl.float32)
     total = tl.zeros((ROWS, OUT), dtype=tl.float32)
     for start in range(0, SPAN, IN):
@@ -62,7 +72,7 @@ def product(
                 x_tile = (x_tile.to(tl.float32) * scale[:, None]).to(w_tile.dtype) * norm_tile
         total = tl.dot(x_tile.to(w_tile.dtype), w_tile, total, input_precision=precision)
     if NORM == 1:
-        total *= tl.rsqrt(tl.sum(squares, axis=1) / K + eps)[:, None]
+        total *= tl.rsqrt(row_sums(squares, ROWS, IN) / K + eps)[:, None]
     if NORM == 3:
         total *= tl.load(norm + x_rows, mask=row_ok, other=0.0)[:, None]
     return total
