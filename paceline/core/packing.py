@@ -9,7 +9,7 @@ the last of them. Token i is written to the request's slot i; node j of a reques
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -110,33 +110,6 @@ def pack(entries: Sequence[RequestRows], block_size: int) -> ForwardBatch:
         logits_rows=torch.from_numpy(np.asarray(wanted, dtype=np.int32)),
         block_size=block_size,
         follows=_follows(follows, num_rows) if follows else None,
-    )
-
-
-def one_token_on(batch: ForwardBatch, block_ids: Sequence[Sequence[int]]) -> ForwardBatch | None:
-    """The pass after a pass of one row for each request that draws its next token: the same rows, one token further.
-
-    None where that pass was not such a one. `block_ids` are the requests' blocks by now."""
-    num_requests = len(block_ids)
-    if batch.num_rows != num_requests or batch.logits_rows.shape[0] != num_requests or batch.draws is None:
-        return None
-    block_size, draws = batch.block_size, batch.draws
-    positions = batch.positions.numpy() + np.int32(1)
-    columns, places = np.divmod(positions, np.int32(block_size))
-    tables = batch.block_tables.numpy()
-    if columns.max() >= tables.shape[1]:
-        tables = np.pad(tables, ((0, 0), (0, 8)))
-    for i in np.flatnonzero(places == 0).tolist():
-        tables[i, columns[i]] = block_ids[i][columns[i]]
-    slots = tables[np.arange(num_requests), columns] * np.int32(block_size) + places
-    return replace(
-        batch,
-        positions=torch.from_numpy(positions),
-        slot_mapping=torch.from_numpy(slots),
-        context_lens=torch.from_numpy(positions + np.int32(1)),
-        block_tables=torch.from_numpy(tables),
-        draws=replace(draws, positions=draws.positions + np.int32(1)),
-        follows=torch.arange(num_requests, dtype=torch.int32),
     )
 
 

@@ -157,12 +157,13 @@ class EngineCore:
         if needs != flight.needs:
             return None
         with self.clock.phase("schedule"):
-            scheduled = self.scheduler.go_on(flight.scheduled)
-        if scheduled is None:
+            planned = self.scheduler.go_on(flight.scheduled)
+        if planned is None:
             return None
+        scheduled, grown = planned
         begin_s = self.clock.now()
         with self.clock.phase("execute"):
-            rows = self.runner.launch_next(flight.rows, scheduled)
+            rows = self.runner.launch_next(flight.rows, scheduled, grown)
         return None if rows is None else Flight(scheduled, rows, needs, begin_s)
 
     def _collect(self, flight: Flight) -> list[RequestState]:

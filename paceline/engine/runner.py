@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.forward import Decoder, ForwardBatch, ForwardOutput, PendingPass, TokenDraws
-from paceline.core.packing import RequestRows, one_token_on, pack
+from paceline.core.packing import RequestRows, pack
 from paceline.engine.scheduler import ScheduledRequest
 from paceline.models.padded_decoder import DonePass, PaddedDecoder
 from paceline.ops.sampling import drawn_from_logits_alone
@@ -49,6 +50,7 @@ class LaunchedRows:
     tokens_only: bool
     """The model draws all that the pass is for. Then each request that reaches its end gets one token, if it has no
     draft: where and how it goes on is known, and only the token is not."""
+    tables: NDArray[np.int32] | None = None  # block tables, once they differ from the batch's: see `launch_next`
 
     def drawn_at(self) -> dict[str, int]:
         """Request id -> its logits row, for those that reach their end."""
@@ -106,12 +108,24 @@ class ModelRunner:
         num_wanted = [entry.num_wanted for entry in entries]
         return self._launch(batch, scheduled, num_wanted, is_drawn, tuple(hidden_layers))
 
-    def launch_next(self, before: LaunchedRows, scheduled: Sequence[ScheduledRequest]) -> LaunchedRows | None:
-        """The pass of the same requests, one token further; None where it takes `launch`."""
-        batch = one_token_on(before.batch, [entry.request.block_ids for entry in scheduled])
-        if batch is None:
+    def launch_next(
+        self, before: LaunchedRows, scheduled: Sequence[ScheduledRequest], grown: Sequence[int]
+    ) -> LaunchedRows | None:
+        """The pass of the same requests, one token further; `grown`: those with a block more than in the pass before.
+        None where it takes `launch`."""
+        model = self.model
+        if not isinstance(model, PaddedDecoder):
             return None
-        return self._launch(batch, scheduled, before.num_wanted, before.is_drawn, before.hidden_layers)
+        tables = before.tables
+        if tables is None and grown:
+            tables = np.zeros((len(scheduled), model.room.max_blocks), dtype=np.int32)
+            tables[:, : before.batch.block_tables.shape[1]] = before.batch.block_tables.numpy()
+        for i in grown:
+            assert tables is not None
+            blocks = scheduled[i].request.block_ids
+            tables[i, len(blocks) - 1] = blocks[-1]
+        pending = model.launch_next(tables if grown else None)
+        return None if pending is None else replace(before, scheduled=scheduled, pending=pending, tables=tables)
 
     def _launch(
         self,

@@ -104,24 +104,28 @@ class Scheduler:
             self._schedule_waiting(output, budget)
         return output
 
-    def go_on(self, scheduled: Sequence[ScheduledRequest]) -> list[ScheduledRequest] | None:
-        """While a pass runs that gives each running request its next token: the pass after it, with one row for each.
+    def go_on(self, scheduled: Sequence[ScheduledRequest]) -> tuple[list[ScheduledRequest], list[int]] | None:
+        """While a pass runs that gives each running request its next token: the pass after it, with one row for each,
+        and the indices of those that got a new block.
 
         The same as `schedule` would plan, for less time; None where there is more to plan than that."""
         if self.waiting or len(self.running) != len(scheduled):
             return None
         block_size, is_limited = self.kv.block_size, self.config.max_token_delay_s is not None
         following: list[ScheduledRequest] = []
-        for entry in scheduled:
+        grown: list[int] = []
+        for i, entry in enumerate(scheduled):
             request, start = entry.request, entry.start + 1
             if entry.num_committed != 1 or start != len(request.token_ids) or request.finished:
                 return None
             if request.num_output_tokens + 1 >= request.max_tokens or (is_limited and request.sampling_params.n > 1):
                 return None
-            if start >= len(request.block_ids) * block_size and not self.kv.reserve(request, start + 1):
-                return None
+            if start >= len(request.block_ids) * block_size:
+                if not self.kv.reserve(request, start + 1):
+                    return None
+                grown.append(i)
             following.append(ScheduledRequest(request, start, 1))
-        return following
+        return following, grown
 
     def note_pass(self, scheduled: Sequence[ScheduledRequest], seconds: float) -> None:
         """How long a pass took, sampling included."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.models.fused_decoder import FusedDecoder, PassBuffers
 from paceline.models.padded_decoder import PassKind, StaticPass
 from paceline.models.static_inputs import InputViews, PassRoom
+from paceline.ops.triton.advance import RowInputs, advance_rows
 from paceline.ops.triton.embed import DrawnBefore
 from paceline.ops.triton.fused_head import RowNoise
 from paceline.ops.triton.split_attention import AttentionRows
@@ -36,6 +37,13 @@ class CapturedPass:
 
     def launch_kernels(self) -> None:
         inputs, fused = self.inputs, self.fused
+        if self.kind.goes_on:
+            rows = self.rows
+            moved = RowInputs(
+                rows.positions, rows.slots, rows.context_lens, inputs.follows, inputs.draw_positions, rows.req_ids,
+                inputs.counts, rows.block_tables,
+            )  # fmt: skip
+            advance_rows(moved, self.room.block_size)
         fused.run(
             inputs.token_ids,
             self.rows,

@@ -21,7 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.forward import ForwardBatch, ForwardOutput, PendingPass, Target
@@ -46,6 +48,7 @@ class PassKind(NamedTuple):
 
     logits: bool
     hidden_layers: tuple[int, ...]
+    goes_on: bool = False  # it begins by making its inputs out of those of the pass before, see `launch_next`
 
 
 class StaticPass(Protocol):
@@ -107,6 +110,14 @@ class LaunchedPass:
         return ForwardOutput(self.logits, self.hidden, tokens)
 
 
+class PlainRows(NamedTuple):
+    """A pass of one row and one drawn token for each request."""
+
+    size: int
+    num_rows: int
+    kind: PassKind
+
+
 class PaddedDecoder:
     draws_tokens = True
 
@@ -125,6 +136,8 @@ class PaddedDecoder:
         self._inputs = StaticInputs(room, max(self.sizes), base.device)
         self._views = {size: self._inputs.views(size) for size in self.sizes}
         self._passes: dict[tuple[int, PassKind], StaticPass] = {}
+        self._last: PlainRows | None = None  # what was launched last, where `launch_next` can follow
+        self._no_logits = torch.empty(0, base.config.vocab_size)
         self._read_backs = ReadBacks(2 * aligned(max(self.sizes)), base.device)
 
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
@@ -134,6 +147,8 @@ class PaddedDecoder:
         """Make the passes of every size that only draw tokens, the largest first: the others fit into its memory."""
         for size in reversed(self.sizes):
             self._pass(size, PassKind(False, tuple(hidden_layers)))
+            if size < 2 * self.room.max_num_seqs:
+                self._pass(size, PassKind(False, tuple(hidden_layers), goes_on=True))
 
     def forward(
         self,
@@ -154,29 +169,50 @@ class PaddedDecoder:
         layers: Sequence[int] | None = None,
     ) -> PendingPass:
         """As `forward`, without waiting where that is possible. Logits are good until the next launch."""
-        size = self._size(batch)
+        size, self._last = self._size(batch), None
         if size is None or layers is not None or kv_cache is not self.room.kv_cache:
             return DonePass(self._run_eagerly(batch, kv_cache, hidden_layers, layers))
         num_logits = batch.logits_rows.shape[0]
         kind = PassKind(batch.wants_logits and num_logits > 0, tuple(hidden_layers))
         found = self._pass(size, kind)
+        is_plain = batch.num_rows == batch.block_tables.shape[0] == num_logits
+        if is_plain and batch.draws is not None and not kind.logits:
+            self._last = PlainRows(size, num_logits, kind)
+            self._pass(size, kind._replace(goes_on=True))  # now: capturing it overwrites the inputs
         begin_s = time.perf_counter()
         self._inputs.write(batch, size)
-        written_s = time.perf_counter()
+        self.clock.write_s += time.perf_counter() - begin_s
+        return self._start(found, size, batch.num_rows, num_logits, draws=batch.draws is not None)
+
+    def launch_next(self, tables: NDArray[np.int32] | None) -> PendingPass | None:
+        """The pass after the one launched last, for the same requests: each row goes on with the token that it draws
+        there. `tables`: their blocks by now, [requests, max_blocks]; None: as before. Returns None where the last
+        launch was not of one row and one token for each request."""
+        last = self._last
+        if last is None:
+            return None
+        begin_s = time.perf_counter()
+        if tables is not None:
+            self._inputs.write_tables(tables, last.size)
+        self.clock.write_s += time.perf_counter() - begin_s
+        found = self._pass(last.size, last.kind._replace(goes_on=True))
+        return self._start(found, last.size, last.num_rows, last.num_rows, draws=True)
+
+    def _start(self, found: StaticPass, size: int, num_rows: int, num_logits: int, *, draws: bool) -> LaunchedPass:
+        begin_s = time.perf_counter()
         read_back = self._read_backs.next(self.clock.times_device)
         read_back.begin()
         found.launch()
         # Drafters keep hidden states for a step or more, so they get their own.
-        hidden = None if found.hidden is None else found.hidden[: batch.num_rows].clone()
+        hidden = None if found.hidden is None else found.hidden[:num_rows].clone()
         tokens = None
-        if batch.draws is not None and num_logits:
+        if draws and num_logits:
             tokens = read_back.read(self._views[size].picked, num_logits)
-        logits = torch.empty(0, self.config.vocab_size) if found.logits is None else found.logits[:num_logits]
+        logits = self._no_logits if found.logits is None else found.logits[:num_logits]
         clock = self.clock
         clock.num_passes += 1
         clock.num_by_size[size] = clock.num_by_size.get(size, 0) + 1
-        clock.write_s += written_s - begin_s
-        clock.launch_s += time.perf_counter() - written_s
+        clock.launch_s += time.perf_counter() - begin_s
         return LaunchedPass(clock, logits, hidden, tokens)
 
     def _run_eagerly(

@@ -60,6 +60,8 @@ class PlainPass:
     def launch(self) -> None:
         inputs, kind = self.inputs, self.kind
         num_rows, num_requests, num_logits = inputs.counts.tolist()
+        if kind.goes_on:
+            advance_views(inputs, num_rows, self.room.block_size)
         req_ids, follows = inputs.req_ids[:num_rows], inputs.follows[:num_rows]
         drawn_before = inputs.drawn_before[follows.clamp(min=0)].clamp(0, self.base.config.vocab_size - 1)
         batch = ForwardBatch(
@@ -85,6 +87,17 @@ class PlainPass:
         if num_logits:
             drawn = (inputs.temperatures, inputs.seeds, inputs.draw_positions)
             inputs.picked[:, :num_logits] = _pick(output.logits, TokenDraws(*(x[:num_logits].numpy() for x in drawn)))
+
+
+def advance_views(inputs: InputViews, num_rows: int, block_size: int) -> None:
+    """The twin of ops/triton/advance.py."""
+    positions, requests = inputs.positions[:num_rows], inputs.req_ids[:num_rows].long()
+    positions += 1
+    blocks = inputs.block_tables[requests, (positions // block_size).long()]
+    inputs.slots[:num_rows] = blocks * block_size + positions % block_size
+    inputs.context_lens[:num_rows] = positions + 1
+    inputs.follows[:num_rows] = torch.arange(num_rows, dtype=torch.int32)
+    inputs.draw_positions[:num_rows] += 1
 
 
 class PlainPasses:

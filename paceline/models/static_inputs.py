@@ -117,6 +117,13 @@ class StaticInputs:
         host = self._sent.hosts[self._sent.free()]
         self._sent.send(pad(batch, size, self.room.max_blocks, host.numpy()))
 
+    def write_tables(self, tables: NDArray[np.int32], size: int) -> None:
+        """Only the block tables of a pass whose other inputs are there: [requests, max_blocks]."""
+        host = self._sent.hosts[self._sent.free()].numpy()
+        begin = tables_begin(size)
+        host[begin : begin + tables.size] = tables.reshape(-1)
+        self._sent.send(begin + tables.size, begin)
+
 
 def pad(batch: ForwardBatch, size: int, max_blocks: int, host: NDArray[np.int32]) -> int:
     """Write the batch, padded to `size` rows, to the front of `host`; returns how many ints that took."""

@@ -1,15 +1,12 @@
 """The packer against a slow, literal description of what a pass is (core/forward.py)."""
 
-from dataclasses import replace
-
 import hypothesis.strategies as st
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 
-from paceline.core.forward import ForwardBatch, TokenDraws
-from paceline.core.packing import NodePlaces, RequestRows, one_token_on, pack
+from paceline.core.forward import ForwardBatch
+from paceline.core.packing import NodePlaces, RequestRows, pack
 from paceline.core.tree import EMPTY_TREE, DraftTree
 
 TREE = DraftTree([50, 51, 52, 53], [-1, 0, 0, 1])  # two children under the first node, one under the second
@@ -122,44 +119,3 @@ def request_rows(draw: st.DrawFn, block_size: int) -> RequestRows:
 def test_a_packed_pass_agrees_with_its_description(data: st.DataObject, block_size: int) -> None:
     entries = data.draw(st.lists(request_rows(block_size), min_size=1, max_size=5))
     assert packed(*entries, block_size=block_size) == described(*entries, block_size=block_size)
-
-
-def drawing(batch: ForwardBatch) -> ForwardBatch:
-    count = len(batch.logits_rows)
-    heat, seeds = np.linspace(0, 1, count, dtype=np.float32), np.arange(count, dtype=np.int64)
-    return replace(batch, draws=TokenDraws(heat, seeds, batch.positions.numpy()[batch.logits_rows.numpy()] + 1))
-
-
-@given(st.data(), st.sampled_from([1, 2, 4, 16]))
-def test_one_token_on_is_the_pass_that_packing_it_anew_gives(data: st.DataObject, block_size: int) -> None:
-    starts = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=6))
-    blocks = [[100 * i + block for block in range(1 + start // block_size)] for i, start in enumerate(starts)]
-    batch = drawing(pack([RequestRows(own, [7], start) for own, start in zip(blocks, starts, strict=True)], block_size))
-    for step in range(1, 2 * block_size + 2):
-        for i, (own, start) in enumerate(zip(blocks, starts, strict=True)):
-            if (start + step) // block_size == len(own):
-                own.append(100 * i + len(own))
-        entries = [
-            RequestRows(own, [7], start + step, follows=i)
-            for i, (own, start) in enumerate(zip(blocks, starts, strict=True))
-        ]
-        following, expected = one_token_on(batch, blocks), drawing(pack(entries, block_size))
-        assert following is not None and following.draws is not None and expected.draws is not None
-        for name in ForwardBatch.__slots__:
-            found, wanted = getattr(following, name), getattr(expected, name)
-            if name == "block_tables":  # it may be wider: what lies behind is never read
-                found = found[:, : wanted.shape[1]]
-            if isinstance(wanted, torch.Tensor):
-                assert torch.equal(found, wanted) and found.dtype == wanted.dtype, name
-        assert np.array_equal(following.draws.positions, expected.draws.positions)
-        batch = following
-
-
-def test_a_pass_with_prompts_drafts_or_logits_has_no_such_successor() -> None:
-    for entry in (
-        RequestRows([5, 2], [1, 2], 0),
-        RequestRows([5, 2], [1], 0, TREE),
-        RequestRows([5], [1], 0, num_wanted=0),
-    ):
-        assert one_token_on(drawing(pack([entry], 4)), [[5, 2]]) is None
-    assert one_token_on(pack([RequestRows([5], [1], 0)], 4), [[5, 2]]) is None, "no token is drawn"

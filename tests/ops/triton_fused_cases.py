@@ -19,10 +19,12 @@ from paceline.models.config import config_from_dict
 from paceline.models.decoder import Decoder
 from paceline.models.fused_decoder import FusedDecoder
 from paceline.models.padded_decoder import PaddedDecoder
-from paceline.models.static_inputs import PassRoom
+from paceline.models.plain_passes import advance_views
+from paceline.models.static_inputs import PassRoom, StaticInputs
 from paceline.ops import fused_reference
 from paceline.ops.random import Purpose, keyed_uniform, noise_key
 from paceline.ops.triton import noise as triton_noise
+from paceline.ops.triton.advance import RowInputs, advance_rows
 from paceline.ops.triton.embed import DrawnBefore, embed_rows
 from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_logits, norm_head_tokens
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
@@ -128,6 +130,30 @@ def run_tokens(x: Tensor, noise: RowNoise | None = None, weight: Tensor | None =
     head = head if weight is None else weight
     norm_head_tokens(x, ints(list(range(num_rows))), norm, head, scores, ids, tokens, best, noise, EPS, TILE)
     return tokens, best
+
+
+def test_rows_that_go_on_do_so_as_those_of_the_twin() -> None:
+    kv = torch.zeros(1, 2, 4 * 6 * 4, 1, 1)
+    room = PassRoom(kv, 4, max_blocks=6, max_num_seqs=4)
+    views = StaticInputs(room, 8, torch.device("cpu")).views(8)
+    views.fill_with_padding()
+    for array, values in (
+        (views.positions, [3, 6, 0]),
+        (views.slots, [11, 30, 40]),
+        (views.context_lens, [4, 7, 1]),
+        (views.draw_positions, [4, 7, 1]),
+        (views.req_ids, [0, 1, 2]),
+        (views.counts, [3, 3, 3]),
+    ):
+        array[:3] = ints(values).cpu()
+    views.block_tables[:3] = ints(list(range(2, 20))).cpu().view(3, 6)
+    names = ("positions", "slots", "context_lens", "follows", "draw_positions", "req_ids", "counts", "block_tables")
+    moved = RowInputs(*(getattr(views, name).clone().to(DEVICE) for name in names))
+    advance_rows(moved, block_size=4)
+    advance_views(views, 3, 4)
+    assert views.slots[:3].tolist() == [3 * 4, 9 * 4 + 3, 14 * 4 + 1], "the twin itself"
+    for name in names:
+        assert torch.equal(getattr(moved, name).cpu(), getattr(views, name)), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
