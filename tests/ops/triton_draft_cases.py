@@ -69,12 +69,13 @@ def make_views(
     return inputs.views(count, torch.zeros(0) if hidden is None else hidden, table.to(DEVICE), constants)
 
 
-@pytest.mark.parametrize(("width", "depth"), [(1, 0), (1, 3), (3, 2), (8, 3), (16, NUM_LEVELS)])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim", "parts"), [(9, 3, 64, 1), (4, 4, 24, 3)])
+@pytest.mark.parametrize(("width", "depth"), [(1, 0), (3, 2), (8, 3), (17, NUM_LEVELS)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "parts"), [(6, 2, 64, 1), (2, 2, 24, 3)])
 def test_nodes_see_their_context_and_their_ancestors(
     width: int, depth: int, heads: int, kv_heads: int, dim: int, parts: int
 ) -> None:
-    """Nodes of many levels take more than one product; of four rows of a request the last ones ask."""
+    """Of each request's rows the last ones ask; where there are many nodes one product does not see them all."""
+    assert 17 * NUM_LEVELS > KEYS
     given = make_views([1, 64, 131], [0.0] * 3)
     first = NUM_CONTEXT_SLOTS
     kv = random(2, first + NUM_REQUESTS * NUM_LEVELS * width, kv_heads, dim, seed=2)
@@ -88,7 +89,6 @@ def test_nodes_see_their_context_and_their_ancestors(
         tolerance = 1e-5 if INTERPRETED else 5e-3  # a GPU multiplies in tf32
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
         assert not scratch.arrivals.any()
-    assert KEYS < NUM_LEVELS * 16 or KEYS == 64
 
 
 @pytest.mark.parametrize("scales", [[0.0, 0.0, 0.0], [0.0, 1.0, 0.7]])

@@ -135,5 +135,6 @@ def take_in_rows(
         features, maker.embedding, *maker.norms(), x, stream, positions, slots,
         pairs.slots, pairs.positions, pairs.next_tokens, pairs.counts, pairs.table_rows, pairs.context_lens,
         pairs.table, pairs.slots.stride(0), pairs.table.stride(0), num_pairs, maker.eps,
-        SIZE=size, PAD=triton.next_power_of_2(size), MODE=maker.mode, PDL=pdl, num_warps=4, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
+        SIZE=size, PAD=triton.next_power_of_2(size), MODE=maker.mode, PDL=pdl, num_warps=4,
+        enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

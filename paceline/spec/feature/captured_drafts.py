@@ -86,7 +86,7 @@ class CapturedDrafts:
         feature_size: int,
         feature_dtype: torch.dtype,
     ) -> None:
-        self._kernels, self._room, self._scores = kernels, room, scores
+        self._kernels, self._room = kernels, room
         self._device = room.kv.device
         self.num_pairs = room.num_pairs
         self._lines = DraftLines(NUM_LINES, max_length + room.num_pairs, room.num_pairs, self._device)
@@ -104,10 +104,11 @@ class CapturedDrafts:
             self._capture_all()
 
     def suit(self, request: Request) -> bool:
-        return self._scores.is_plain(request) or self._scores.is_noise_only(request)
+        """Can it be drafted for here?"""
+        return self._writer.suit(request)
 
     def forget(self, name: str) -> None:
-        self._lines.forget(name)
+        self._writer.forget(name)
 
     def launch(self, wanted: Sequence[Wanted], newest: StepRows, queue: FeatureQueue) -> PendingDrafts:
         """The newest rows of all these requests were left out of the queue and marked."""
@@ -223,6 +224,8 @@ def read_trees(rows: NDArray[np.int32]) -> list[DraftTree]:
     tokens, parents = rows[:, 1 : 1 + longest].tolist(), rows[:, 1 + most : 1 + most + longest].tolist()
     log_probs = np.ascontiguousarray(rows[:, 1 + 2 * most : 1 + 2 * most + longest]).view(np.float32)
     confidence = np.exp(log_probs, dtype=np.float64).tolist()
+    if min(counts) == longest > 0:  # as chains nearly always are
+        return [DraftTree(*lists[:2], confidence=lists[2]) for lists in zip(tokens, parents, confidence, strict=True)]
     return [
         DraftTree(tokens[i][:count], parents[i][:count], confidence=confidence[i][:count]) if count else EMPTY_TREE
         for i, count in enumerate(counts)

@@ -31,6 +31,7 @@ from paceline.spec.feature.draft_levels import DraftRoom, DraftShape
 # Tokens of the head in one program: at least as many as a node has children (device_drafts.MAX_WIDTH). Of a large
 # vocabulary fewer and longer stretches leave less to join.
 STRETCH, LONG_STRETCH, LONG_FROM = 64, 128, 32768
+WIDE_WARPS = 4  # with two, rows in float32 take more registers than there are
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,10 +268,12 @@ def _copy(to: Tensor, source: Tensor) -> None:
 
 
 def _cut(weight: Tensor, num_rows: int, *, normed: bool) -> tuple[int, Tile]:
-    """Rows of a program, and its tile."""
+    """Rows of a program, and its tile. Bits may differ from size to size here, so wide programs get more warps."""
     row_tile = row_tile_for(num_rows)
     tile = tile_for(weight.shape[0], weight.shape[1], weight.dtype)
-    return row_tile, tile if row_tile == ROWS else widened(tile, weight.shape[0], num_rows, normed=normed)
+    if row_tile == ROWS:
+        return row_tile, tile
+    return row_tile, replace(widened(tile, weight.shape[0], num_rows, normed=normed), warps=WIDE_WARPS)
 
 
 def _head_tile(head: Tensor) -> Tile:
