@@ -36,7 +36,12 @@ class Pair:
     """Two proposers that see the same steps: one drafts level by level, the other at once."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, device: str = "cpu", made: Eagle3 | Eagle | None = None, **options: Any
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        device: str = "cpu",
+        made: Eagle3 | Eagle | None = None,
+        max_num_seqs: int | None = None,
+        **options: Any,
     ) -> None:
         torch.manual_seed(5)
         weights = {name: 0.3 * torch.randn(shape) for name, shape in expected_shapes(CONFIG).items()}
@@ -48,6 +53,7 @@ class Pair:
             num_slots=NUM_BLOCKS * BLOCK_SIZE,
             device=torch.device(device),
             decoder=decoder,
+            max_num_seqs=max_num_seqs,
         )
         monkeypatch.setattr(eagle3, "placement", lambda _: Placement(torch.device(device), native=False))
         monkeypatch.setattr(eagle3, "load_network", lambda *_: deepcopy(made or network()))

@@ -65,10 +65,10 @@ def test_drafts_launched_before_others_were_collected_keep_their_trees(monkeypat
 
 
 def test_more_requests_than_a_graph_takes_are_drafted_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.spec.feature.captured_drafts.BUCKETS", (1, 2))
-    pair = Pair(monkeypatch)
+    pair = Pair(monkeypatch, max_num_seqs=2)
     requests = [pair.request(str(i), LENGTHS[i], blocks_of(i)) for i in range(5)]
     pair.compare(pair.step(requests, [0] * 5), BUDGETS["trees"])
+    assert max(shape.num_requests for shape in drafts_of(pair)._shapes) == 2
 
 
 def test_a_draft_is_padded_to_the_next_size_that_has_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
