@@ -206,7 +206,7 @@ def test_chains_and_single_levels(shape: DraftShape) -> None:
 
 def test_limits_of_each_request_are_kept() -> None:
     """Width, depth, number of nodes, and both floors."""
-    options = {"widths": [1, 2, 3], "depths": [2, 3, 1], "num_nodes": [12, 4, 12]}
+    options = {"widths": [1, 2, 3], "depths": [2, 3, 3], "num_nodes": [12, 4, 12]}
     floors = {"lowest": [-1e29, -4.0, -1e29], "followed": [-np.inf, -1.5, 0.0]}
     found, expected = draft_both(NETWORKS["eagle3"], DraftShape(3, 3, 3), **options, **floors)
     assert_alike(found, expected)
