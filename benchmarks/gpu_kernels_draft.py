@@ -229,7 +229,8 @@ def _run_steps(drafter: Drafter, drafts: CapturedDrafts, count: int, num_steps: 
         queue.leave_out(newest, [request.request_id for request in requests], drafts.num_pairs)
         queue.take()
         observed_s = time.perf_counter()
-        wanted = [Wanted(request, Budget(CHAIN, CHAIN), 1, -1e29, -1e29) for request in requests]
+        asked = [request for request in requests if drafts.suit(request)]
+        wanted = [Wanted(request, Budget(CHAIN, CHAIN), 1, -1e29, -1e29) for request in asked]
         drafts.launch(wanted, newest, queue).collect()
         spent["observe"] += observed_s - begin_s
         spent["launch to collect"] += time.perf_counter() - observed_s

@@ -20,3 +20,4 @@ class EngineParts:
     kv_cache: Tensor | None = None  # the target's: [layers, 2, num_slots, kv_heads, head_dim]
     tokenizer: Tokenizer | None = None
     num_threads: int | None = None
+    max_num_seqs: int | None = None  # requests that run at once, at most; None: any number

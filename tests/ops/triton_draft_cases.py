@@ -69,12 +69,13 @@ def make_views(
     return inputs.views(count, torch.zeros(0) if hidden is None else hidden, table.to(DEVICE), constants)
 
 
-@pytest.mark.parametrize(("width", "depth"), [(1, 0), (1, 3), (3, 2), (8, 3), (16, NUM_LEVELS)])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim", "parts"), [(9, 3, 64, 1), (4, 4, 24, 3)])
+@pytest.mark.parametrize(("width", "depth"), [(1, 0), (3, 2), (17, NUM_LEVELS)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "parts"), [(6, 2, 64, 1), (2, 2, 24, 3)])
 def test_nodes_see_their_context_and_their_ancestors(
     width: int, depth: int, heads: int, kv_heads: int, dim: int, parts: int
 ) -> None:
-    """Nodes of many levels take more than one product; of four rows of a request the last ones ask."""
+    """Of each request's rows the last ones ask; where there are many nodes one product does not see them all."""
+    assert 17 * NUM_LEVELS > KEYS
     given = make_views([1, 64, 131], [0.0] * 3)
     first = NUM_CONTEXT_SLOTS
     kv = random(2, first + NUM_REQUESTS * NUM_LEVELS * width, kv_heads, dim, seed=2)
@@ -82,17 +83,16 @@ def test_nodes_see_their_context_and_their_ancestors(
     ancestors = torch.randint(0, width, (NUM_REQUESTS, width, NUM_LEVELS), dtype=torch.int32).to(DEVICE)
     scratch = PathScratch.allocate(NUM_REQUESTS, width, heads, kv_heads, dim, torch.device(DEVICE))
     expected = plain_attend(query[:, 1:], kv, given, ancestors[..., :depth].long(), first, NUM_LEVELS)
-    for _ in range(2):  # counters are as good after a call as before it
+    for _ in range(2 if parts > 1 else 1):  # counters are as good after a call as before it
         found = torch.full((NUM_REQUESTS, width, heads, dim), torch.nan, device=DEVICE)
         attend_paths(query, kv, given, ancestors, depth, first, found, scratch, parts=parts)
         tolerance = 1e-5 if INTERPRETED else 5e-3  # a GPU multiplies in tf32
         torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
         assert not scratch.arrivals.any()
-    assert KEYS < NUM_LEVELS * 16 or KEYS == 64
 
 
 @pytest.mark.parametrize("scales", [[0.0, 0.0, 0.0], [0.0, 1.0, 0.7]])
-@pytest.mark.parametrize(("width", "k"), [(1, 1), (1, 8), (7, 4)])
+@pytest.mark.parametrize(("width", "k"), [(1, 1), (1, 8), pytest.param(7, 4, id="seven_rows")])
 def test_the_likeliest_tokens_and_their_probabilities(scales: list[float], width: int, k: int) -> None:
     """Rows fill more than one program where there are seven of each request; the last stretch is a short one."""
     given, tile = make_views([1, 1, 1], scales), Tile(16, 32, 2, 3)
@@ -206,7 +206,7 @@ def test_chains_and_single_levels(shape: DraftShape) -> None:
 
 def test_limits_of_each_request_are_kept() -> None:
     """Width, depth, number of nodes, and both floors."""
-    options = {"widths": [1, 2, 3], "depths": [2, 3, 1], "num_nodes": [12, 4, 12]}
+    options = {"widths": [1, 2, 3], "depths": [2, 3, 3], "num_nodes": [12, 4, 12]}
     floors = {"lowest": [-1e29, -4.0, -1e29], "followed": [-np.inf, -1.5, 0.0]}
     found, expected = draft_both(NETWORKS["eagle3"], DraftShape(3, 3, 3), **options, **floors)
     assert_alike(found, expected)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from paceline.ops.triton.product import NO_PDL, wait_for_previous_kernel
 
-KEYS = 64  # of one product
+KEYS, WIDE_HEAD, FEWER_KEYS = 64, 128, 32  # keys of one product, and from this head size on: what fits beside queries
 WANTED_PROGRAMS = 264  # two for each multiprocessor of a large GPU
 MAX_PARTS = 8  # programs that share a context: more shorten the way through a long one, and have more to join
 
@@ -180,11 +180,13 @@ def attend_paths(
     _, num_slots, kv_heads, _ = kv.shape
     width, levels = ancestors.shape[1:]
     parts = num_parts(num_requests, kv_heads) if parts is None else parts
+    queries, dim_pad = _queries(width, heads // kv_heads), max(16, triton.next_power_of_2(dim))
     _attend_kernel[(num_requests, kv_heads, parts)](
         query, kv, out, contexts.table, contexts.table_rows, contexts.context_lens, ancestors,
         scratch.best, scratch.total, scratch.mixed, scratch.arrivals, contexts.table_rows.stride(0),
         contexts.table.stride(0), num_slots, query_rows, depth, first_scratch, levels, parts, dim**-0.5,
-        WIDTH=width, Q_HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_PAD=max(16, triton.next_power_of_2(dim)),
-        QUERIES=_queries(width, heads // kv_heads), KEYS=KEYS, PRECISION="tf32", PDL=pdl, num_warps=4,
+        WIDTH=width, Q_HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_PAD=dim_pad, QUERIES=queries,
+        KEYS=KEYS if dim_pad < WIDE_HEAD else FEWER_KEYS, PRECISION="tf32", PDL=pdl,
+        num_warps=4 if queries * dim_pad < 8192 else 8, num_stages=2,
         enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

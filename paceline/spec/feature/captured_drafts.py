@@ -31,13 +31,18 @@ logger = logging.getLogger("paceline")
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)  # requests of a graph
 LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of a graph, and as many as the drafter may ever have
-NUM_LINES = 2 * BUCKETS[-1]  # of the table
+LINES_EACH = 2  # lines of the table per request of the largest graph
 CAPTURE_S = 8.0  # once the largest graph of every bucket is there, no further one is begun after so long
 
 
-def scratch_slots(width: int, max_depth: int) -> int:
-    """Behind the target's slots: the nodes of a full bucket, and one slot that is nobody's."""
-    return BUCKETS[-1] * width * max_depth + 1
+def largest_bucket(max_num_seqs: int | None) -> int:
+    """Requests of the largest graph where never more than so many run; more are drafted for in turns."""
+    return next((size for size in BUCKETS if max_num_seqs is not None and size >= max_num_seqs), BUCKETS[-1])
+
+
+def scratch_slots(max_requests: int, width: int, max_depth: int) -> int:
+    """Behind the target's slots: the nodes of a full graph, and one slot that is nobody's."""
+    return max_requests * width * max_depth + 1
 
 
 @dataclass(slots=True)
@@ -60,7 +65,7 @@ DRAFT_CLOCK = DraftClock()  # of all drafters of the process, for measurements
 class _Answer:
     """Where trees arrive on the host."""
 
-    ints: Tensor  # [BUCKETS[-1], 1 + 3 * K] int32, pinned
+    ints: Tensor  # [max_requests, 1 + 3 * K] int32, pinned
     arrived: "torch.cuda.Event | None"
 
 
@@ -86,14 +91,16 @@ class CapturedDrafts:
         feature_size: int,
         feature_dtype: torch.dtype,
     ) -> None:
-        self._kernels, self._room, self._scores = kernels, room, scores
+        self._kernels, self._room = kernels, room
         self._device = room.kv.device
         self.num_pairs = room.num_pairs
-        self._lines = DraftLines(NUM_LINES, max_length + room.num_pairs, room.num_pairs, self._device)
+        self._lines = DraftLines(
+            LINES_EACH * room.max_requests, max_length + room.num_pairs, room.num_pairs, self._device
+        )
         self._writer = DraftWriter(self._lines, scores, room.num_pairs, room.num_levels)
         self._id_constants = torch.from_numpy(scores.id_constants.view(np.int32).copy()).to(self._device)
-        self._inputs = DraftInputs(BUCKETS[-1], room.num_pairs, room.num_levels, self._device)
-        num_rows = BUCKETS[-1] * room.num_pairs
+        self._inputs = DraftInputs(room.max_requests, room.num_pairs, room.num_levels, self._device)
+        num_rows = room.max_requests * room.num_pairs
         self._hidden = torch.zeros(num_rows, feature_size, dtype=feature_dtype, device=self._device)
         self._graphs: dict[DraftShape, torch.cuda.CUDAGraph] = {}
         self._outputs: dict[DraftShape, Tensor] = {}
@@ -104,14 +111,15 @@ class CapturedDrafts:
             self._capture_all()
 
     def suit(self, request: Request) -> bool:
-        return self._scores.is_plain(request) or self._scores.is_noise_only(request)
+        """Can it be drafted for here?"""
+        return self._writer.suit(request)
 
     def forget(self, name: str) -> None:
-        self._lines.forget(name)
+        self._writer.forget(name)
 
     def launch(self, wanted: Sequence[Wanted], newest: StepRows, queue: FeatureQueue) -> PendingDrafts:
         """The newest rows of all these requests were left out of the queue and marked."""
-        most = BUCKETS[-1]
+        most = self._room.max_requests
         groups = [wanted[begin : begin + most] for begin in range(0, len(wanted), most)]
         return PendingDrafts(self, [(self._launch(group, newest, queue), len(group)) for group in groups])
 
@@ -168,7 +176,7 @@ class CapturedDrafts:
 
     def _new_answer(self) -> _Answer:
         on_cuda = self._device.type == "cuda"
-        shape = (BUCKETS[-1], 1 + 3 * self._room.num_nodes)
+        shape = (self._room.max_requests, 1 + 3 * self._room.num_nodes)
         ints = torch.zeros(shape, dtype=torch.int32, pin_memory=on_cuda)
         return _Answer(ints, torch.cuda.Event() if on_cuda else None)  # type: ignore[no-untyped-call]
 
@@ -208,7 +216,7 @@ def draft_shapes(room: DraftRoom) -> list[DraftShape]:
     levels = sorted({min(count, room.num_levels) for count in LEVELS})
     shapes = [
         DraftShape(num_requests, width, num_levels)
-        for num_requests in BUCKETS
+        for num_requests in (size for size in BUCKETS if size <= room.max_requests)
         for width in sorted({1, room.width})
         for num_levels in levels
     ]
@@ -223,6 +231,8 @@ def read_trees(rows: NDArray[np.int32]) -> list[DraftTree]:
     tokens, parents = rows[:, 1 : 1 + longest].tolist(), rows[:, 1 + most : 1 + most + longest].tolist()
     log_probs = np.ascontiguousarray(rows[:, 1 + 2 * most : 1 + 2 * most + longest]).view(np.float32)
     confidence = np.exp(log_probs, dtype=np.float64).tolist()
+    if min(counts) == longest > 0:  # as chains nearly always are
+        return [DraftTree(*lists[:2], confidence=lists[2]) for lists in zip(tokens, parents, confidence, strict=True)]
     return [
         DraftTree(tokens[i][:count], parents[i][:count], confidence=confidence[i][:count]) if count else EMPTY_TREE
         for i, count in enumerate(counts)

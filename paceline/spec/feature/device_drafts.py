@@ -13,7 +13,7 @@ from paceline.models.drafters.joined import joined_weights
 from paceline.models.drafters.paged import Layers, TorchLayers
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.spec.engine_parts import EngineParts
-from paceline.spec.feature.captured_drafts import BUCKETS, CapturedDrafts
+from paceline.spec.feature.captured_drafts import CapturedDrafts, largest_bucket
 from paceline.spec.feature.draft_levels import DraftKernels, DraftRoom, PlainDraft
 from paceline.spec.feature.draft_scores import DraftScores
 from paceline.spec.proposer import Budget
@@ -66,7 +66,7 @@ def draft_room(layers: TorchLayers, services: EngineParts, largest: Budget, widt
     return DraftRoom(
         kv=layers.kv_cache[0],
         first_scratch=services.num_slots,
-        max_requests=BUCKETS[-1],
+        max_requests=largest_bucket(services.max_num_seqs),
         num_pairs=largest.max_depth + 1,
         width=width,
         num_levels=largest.max_depth,

@@ -22,7 +22,7 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.models.drafters.load import load_network
 from paceline.models.drafters.paged import KeyRows, make_layers, make_linear
 from paceline.spec.engine_parts import EngineParts
-from paceline.spec.feature.captured_drafts import PendingDrafts, scratch_slots
+from paceline.spec.feature.captured_drafts import PendingDrafts, largest_bucket, scratch_slots
 from paceline.spec.feature.device_drafts import device_drafts
 from paceline.spec.feature.draft_growth import Growth, least_log_prob
 from paceline.spec.feature.draft_scores import LOWEST, Scored
@@ -63,7 +63,7 @@ class Eagle3Proposer(Proposer):
         self._first_scratch = services.num_slots
         num_scratch = max(SCRATCH_SLOTS, draft_width * largest.max_depth)
         if not place.is_native:
-            num_scratch = max(num_scratch, scratch_slots(draft_width, largest.max_depth))
+            num_scratch = max(num_scratch, _captured_scratch(services, draft_width, largest))
         num_slots = services.num_slots + num_scratch
         self._fc = make_linear(network.fc, place)
         self._head = make_linear(network.lm_head, place, storage="int4")
@@ -273,6 +273,10 @@ class LaunchedDrafts:
             for i, tree in zip(self.indices, self.pending.collect(), strict=True):
                 self.trees[i] = tree
         return self.trees
+
+
+def _captured_scratch(services: EngineParts, width: int, largest: Budget) -> int:
+    return scratch_slots(largest_bucket(services.max_num_seqs), width, largest.max_depth)
 
 
 def _width(budget: Budget, widest: int) -> int:
