@@ -246,5 +246,8 @@ class PaddedDecoder:
     def _pass(self, size: int, kind: PassKind) -> StaticPass:
         found = self._passes.get((size, kind))
         if found is None:
-            found = self._passes[size, kind] = self._maker.make(self._views[size], self.room, kind)
+            views = self._views[size]
+            drawn = views.drawn_before.clone()  # capturing runs the pass once: the next one may still need these
+            found = self._passes[size, kind] = self._maker.make(views, self.room, kind)
+            views.drawn_before.copy_(drawn)
         return found

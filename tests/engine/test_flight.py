@@ -7,6 +7,9 @@ import pytest
 
 from paceline.core.request import Request
 from paceline.engine.core import EngineCore
+from paceline.models.padded_decoder import PassKind, StaticPass
+from paceline.models.plain_passes import PlainPasses
+from paceline.models.static_inputs import InputViews, PassRoom
 from tests.toy import EOS, run_all, toy_core, toy_request
 
 SIZES = (1, 2, 4, 8, 16, 24, 48, 64)
@@ -77,6 +80,22 @@ def test_a_request_that_ends_leaves_a_surplus_row_and_no_surplus_token() -> None
     assert not core.has_requests and core.kv.usage == 0.0
     other = toy_request("s", [5, 6], max_tokens=9, seed=1)
     assert run_all(core, [other])[0] == ordinary_output(other), "the pass that nobody awaits is not in the way"
+
+
+def test_a_pass_that_is_made_between_two_others_leaves_their_tokens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A captured pass runs once when it is made, and writes tokens."""
+    make = PlainPasses.make
+
+    def scribbling(self: PlainPasses, inputs: InputViews, room: PassRoom, kind: PassKind) -> StaticPass:
+        inputs.drawn_before.fill_(3)
+        inputs.fill_with_padding()
+        return make(self, inputs, room, kind)
+
+    monkeypatch.setattr(PlainPasses, "make", scribbling)
+    requests = [toy_request(f"r{i}", [1, 2, i], max_tokens=6 + 3 * i, seed=i, ignore_eos=True) for i in range(6)]
+    core = ahead_core()
+    assert run_all(core, requests) == [ordinary_output(request) for request in requests]
+    assert core.clock.num_ahead > 10
 
 
 def test_a_request_that_is_aborted_with_a_pass_on_its_way_gives_its_blocks_to_others_unharmed() -> None:

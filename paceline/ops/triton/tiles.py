@@ -45,7 +45,8 @@ def tile_for(num_out: int, num_in: int, dtype: torch.dtype) -> Tile:
     """The tile of a weight [num_out, num_in]. A function of these alone."""
     if dtype.itemsize == 2 and (num_out, num_in) in MEASURED:
         return MEASURED[num_out, num_in]
-    into = min(MAX_INTO, max(16, 1 << (num_in - 1).bit_length())) * 2 // dtype.itemsize
+    # At least two steps: the compiler makes one of a product of a single step and the sum that follows it.
+    into = min(MAX_INTO, max(16, 1 << (num_in - 1).bit_length() >> 1)) * 2 // dtype.itemsize
     tile = Tile(out=32 if num_out >= MANY_OUTPUTS else 16, into=max(16, into), warps=2, stages=3)
     return replace(tile, splits=2) if num_in >= 4096 and num_out < MANY_OUTPUTS else tile
 
