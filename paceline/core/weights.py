@@ -1,5 +1,6 @@
 """Weights as they lie in a file: plain tensors, or rows of quantized blocks that are not widened yet."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,3 +18,10 @@ class QuantizedTensor:
 
 # Hugging Face names ("model.layers.0.self_attn.q_proj.weight") -> weights
 Weights = Mapping[str, Tensor | QuantizedTensor]
+
+
+class ShapedWeights(Mapping[str, Tensor | QuantizedTensor]):
+    """Weights that know their shapes before they are read."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]: ...

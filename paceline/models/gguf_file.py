@@ -11,6 +11,7 @@ factors instead of the numbers that made them; the numbers are recognised and pu
 
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.model_config import ModelConfig, RopeScaling
-from paceline.core.weights import QuantizedTensor
+from paceline.core.weights import QuantizedTensor, ShapedWeights
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.config import config_from_dict
 from paceline.models.dequantize import dequantize
@@ -68,7 +69,7 @@ class GgufFile:
                 f"{path} is not a whole GGUF file: {error}. The download was probably cut short: "
                 "delete the file and fetch it again."
             ) from error
-        self._fields, self._tensors = header.fields, header.tensors
+        self._header, self._fields, self._tensors = header, header.fields, header.tensors
         self.architecture = str(self.field("general.architecture", "?"))
         if self.architecture not in GGUF_ARCHITECTURES:
             raise UnsupportedModelError(
@@ -131,16 +132,21 @@ class GgufFile:
         found = [self.field(f"tokenizer.ggml.{key}") for key in keys]
         return list(dict.fromkeys(int(token) for token in found if token is not None))
 
-    def weights(self, *, keep_quantized: bool = False) -> dict[str, Tensor | QuantizedTensor]:
+    def weights(self, *, keep_quantized: bool = False) -> "GgufWeights":
         """All weights by Hugging Face name. Quantized ones are widened to float32, exactly, unless kept."""
-        weights: dict[str, Tensor | QuantizedTensor] = {}
-        for name in self._tensors:
-            if name == ROPE_FACTORS:
-                continue  # part of the config
-            tensor = self._unpermuted(name)
-            widen = isinstance(tensor, QuantizedTensor) and not keep_quantized
-            weights[hf_name(name)] = dequantize(tensor) if widen else tensor  # type: ignore[arg-type]
-        return weights
+        return GgufWeights(self, keep_quantized)
+
+    def tensor_names(self) -> dict[str, str]:
+        """Hugging Face name -> the file's, of all weights."""
+        return {hf_name(name): name for name in self._tensors if name != ROPE_FACTORS}  # those are part of the config
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensor(name).shape
+
+    def tensor(self, name: str, *, keep_quantized: bool) -> Tensor | QuantizedTensor:
+        tensor = self._unpermuted(name)
+        self._header.release(self._tensor(name))
+        return dequantize(tensor) if isinstance(tensor, QuantizedTensor) and not keep_quantized else tensor
 
     def _unpermuted(self, name: str) -> Tensor | QuantizedTensor:
         stored = self._tensor(name)
@@ -213,6 +219,25 @@ class GgufFile:
             "high_freq_factor": scaling.high_freq_factor,
             "original_max_position_embeddings": scaling.original_max_position,
         }
+
+
+class GgufWeights(ShapedWeights):
+    """The file's weights, each read when it is asked for, so that no more than one need be in memory."""
+
+    def __init__(self, file: GgufFile, keep_quantized: bool) -> None:
+        self._file, self._names, self._keep_quantized = file, file.tensor_names(), keep_quantized
+
+    def __getitem__(self, name: str) -> Tensor | QuantizedTensor:
+        return self._file.tensor(self._names[name], keep_quantized=self._keep_quantized)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file.shape(self._names[name])
 
 
 def hf_name(name: str) -> str:

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from paceline.core.forward import Target
 from paceline.core.model_config import ModelConfig
-from paceline.core.weights import QuantizedTensor
+from paceline.core.weights import QuantizedTensor, Weights
 from paceline.errors import InvalidOptionError
 from paceline.models.aliases import SOURCE_FILE
 from paceline.models.config import model_config
 from paceline.models.decoder import Decoder
 from paceline.models.gguf_file import GgufFile
 from paceline.models.hf import read_folder
-from paceline.models.layout import check_weights
+from paceline.models.layout import check_shapes, expected_shapes
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.resolve import resolve_model
 from paceline.models.static_inputs import PassRoom
@@ -72,14 +72,12 @@ def load_model(
         torch_dtype = torch.float16  # keys and values: finer than the weights, at half the bytes of float32
     config = load_config(path)
     tokenizer = load_tokenizer(path)
-    weights = load_weights(path, config, keep_quantized=quantization == "gguf")
     decoder: Target
     capture: Callable[[PassRoom], PaddedDecoder] | None = None
     if use_native:
-        from paceline.models.native import NativeDecoder
-
-        decoder = NativeDecoder(config, weights, dtype=torch_dtype, quantization=quantization, num_threads=num_threads)
+        decoder = _native_decoder(path, config, torch_dtype, quantization, num_threads)
     else:
+        weights = load_weights(path, config)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         invariant = _batch_invariant(batch_invariant, target, config)
@@ -87,6 +85,22 @@ def load_model(
         if invariant and target.type == "cuda" and kernels == "auto" and config.head_dim <= FUSED_HEAD_DIM:
             decoder, capture = _fused(decoder)
     return LoadedModel(model, path, config, decoder, tokenizer, _execution(decoder, quantization), capture)
+
+
+def _native_decoder(
+    path: Path, config: ModelConfig, dtype: torch.dtype, quantization: str | None, num_threads: int | None
+) -> Target:
+    """The decoder on the native kernels, over packed weights of an earlier load where they were kept."""
+    from paceline.models.native import NativeDecoder
+    from paceline.models.packed_cache import packed_entry
+
+    entry = packed_entry(path, dtype=dtype, quantization=quantization)
+    packed = entry.read() if entry else None
+    weights = packed or read_weights(path, config, keep_quantized=quantization == "gguf")
+    decoder = NativeDecoder(config, weights, dtype=dtype, quantization=quantization, num_threads=num_threads)
+    if entry and not packed:
+        entry.write(decoder.weights)
+    return decoder
 
 
 def _fused(decoder: Decoder) -> tuple[Target, Callable[[PassRoom], PaddedDecoder]]:
@@ -110,10 +124,22 @@ def load_weights(
     path: Path, config: ModelConfig, *, keep_quantized: bool = False
 ) -> dict[str, Tensor | QuantizedTensor]:
     """The model's tensors, checked against its config. `keep_quantized` leaves GGUF blocks as they are stored."""
-    if path.is_dir() and not (keep_quantized and (path / SOURCE_FILE).is_file()):
-        return check_weights(read_folder(path), config, str(path))
-    file = path / SOURCE_FILE if path.is_dir() else path
-    return check_weights(GgufFile(file).weights(keep_quantized=keep_quantized), config, str(file))
+    weights = read_weights(path, config, keep_quantized=keep_quantized)
+    return {name: weights[name] for name in expected_shapes(config)}
+
+
+def read_weights(path: Path, config: ModelConfig, *, keep_quantized: bool = False) -> Weights:
+    """The same, where possible each tensor only when it is asked for."""
+    has_source = path.is_dir() and (path / SOURCE_FILE).is_file()
+    is_source = has_source and (keep_quantized or not (path / "model.safetensors").is_file())
+    weights: Weights
+    if path.is_dir() and not is_source:
+        weights, source = read_folder(path), path
+    else:
+        source = path / SOURCE_FILE if path.is_dir() else path
+        weights = GgufFile(source).weights(keep_quantized=keep_quantized)
+    check_shapes(weights, config, str(source))
+    return weights
 
 
 def _device(device: str) -> torch.device:

@@ -70,6 +70,7 @@ struct PlModel {
   Matrix embed, head;
   const float* final_norm = nullptr;
   Arena arena;
+  size_t mapped_bytes = 0;  // of matrices that lie in the caller's memory
   bool any_quantized = false;
 
   // Buffers of a pass, kept between passes.
