@@ -134,6 +134,8 @@ class GgufFile:
 
     def weights(self, *, keep_quantized: bool = False) -> "GgufWeights":
         """All weights by Hugging Face name. Quantized ones are widened to float32, exactly, unless kept."""
+        for name, stored in self._tensors.items():
+            self._check_storage(name, stored)
         return GgufWeights(self, keep_quantized)
 
     def tensor_names(self) -> dict[str, str]:
@@ -158,12 +160,14 @@ class GgufFile:
         copy = torch.from_numpy(np.array(data))  # the file may go away
         if stored.kind in PLAIN_TYPES:
             return copy.view(PLAIN_TYPES[stored.kind]).view(stored.shape)
-        if stored.kind in QUANTIZED_TYPES and len(stored.shape) == 2:
-            return QuantizedTensor(copy, stored.kind, (stored.shape[0], stored.shape[1]))
-        raise UnsupportedModelError(
-            f"{self.path}: {name} is stored as {stored.kind}, which is not supported. "
-            f"Known: {', '.join((*PLAIN_TYPES, *QUANTIZED_TYPES))}."
-        )
+        return QuantizedTensor(copy, stored.kind, (stored.shape[0], stored.shape[1]))
+
+    def _check_storage(self, name: str, stored: StoredTensor) -> None:
+        if stored.kind not in PLAIN_TYPES and not (stored.kind in QUANTIZED_TYPES and len(stored.shape) == 2):
+            raise UnsupportedModelError(
+                f"{self.path}: {name} is stored as {stored.kind}, which is not supported. "
+                f"Known: {', '.join((*PLAIN_TYPES, *QUANTIZED_TYPES))}."
+            )
 
     def _tensor(self, name: str) -> StoredTensor:
         if name not in self._tensors:
