@@ -15,6 +15,10 @@ class QuantizedTensor:
     kind: str  # GGUF's name for the format: "Q4_1", "Q8_0", ...
     shape: tuple[int, int]  # (rows, columns) of the widened matrix
 
+    def rows(self, which: slice) -> "QuantizedTensor":
+        data = self.data[which]
+        return QuantizedTensor(data, self.kind, (data.shape[0], self.shape[1]))
+
 
 # Hugging Face names ("model.layers.0.self_attn.q_proj.weight") -> weights
 Weights = Mapping[str, Tensor | QuantizedTensor]

@@ -20,6 +20,7 @@ from paceline.errors import InvalidOptionError
 from paceline.models.aliases import SOURCE_FILE
 from paceline.models.config import model_config
 from paceline.models.decoder import Decoder
+from paceline.models.family_weights import family_weights
 from paceline.models.gguf_file import GgufFile
 from paceline.models.hf import read_folder
 from paceline.models.layout import check_shapes, expected_shapes
@@ -67,10 +68,11 @@ def load_model(
     if num_threads is not None and num_threads < 1:
         raise InvalidOptionError(f"num_threads must be at least 1, but is {num_threads}")
     path = resolve_model(model, progress=not quiet)
+    config = load_config(path)
+    use_native = use_native and _native_knows(config, kernels)
     quantization = _quantization(quantization, path, dtype, use_native)
     if dtype == "auto" and quantization:
         torch_dtype = torch.float16  # keys and values: finer than the weights, at half the bytes of float32
-    config = load_config(path)
     tokenizer = load_tokenizer(path)
     decoder: Target
     capture: Callable[[PassRoom], PaddedDecoder] | None = None
@@ -82,7 +84,8 @@ def load_model(
             torch.set_num_threads(num_threads)
         invariant = _batch_invariant(batch_invariant, target, config)
         decoder = Decoder(config, weights, dtype=torch_dtype, device=target, batch_invariant=invariant)
-        if invariant and target.type == "cuda" and kernels == "auto" and config.head_dim <= FUSED_HEAD_DIM:
+        is_plain = config.head_dim <= FUSED_HEAD_DIM and not config.special_parts
+        if invariant and target.type == "cuda" and kernels == "auto" and is_plain:
             decoder, capture = _fused(decoder)
     return LoadedModel(model, path, config, decoder, tokenizer, _execution(decoder, quantization), capture)
 
@@ -138,6 +141,7 @@ def read_weights(path: Path, config: ModelConfig, *, keep_quantized: bool = Fals
     else:
         source = path / SOURCE_FILE if path.is_dir() else path
         weights = GgufFile(source).weights(keep_quantized=keep_quantized)
+    weights = family_weights(weights, config, is_gguf=source.suffix == ".gguf")
     check_shapes(weights, config, str(source))
     return weights
 
@@ -215,6 +219,25 @@ def _execution(decoder: Target, quantization: str | None) -> str:
     kernels = "Triton" if decoder.batch_invariant and decoder.device.type == "cuda" else "PyTorch"
     kernels = "fused Triton kernels" if decoder.draws_tokens else kernels
     return f"{kernels} on {decoder.device}, {weights}, {bits}"
+
+
+def _native_knows(config: ModelConfig, kernels: str) -> bool:
+    """Whether the native kernels have all parts of this model; PyTorch has."""
+    from paceline.models.native import NATIVE_PARTS
+
+    missing = ", ".join(sorted(config.special_parts - NATIVE_PARTS))
+    if missing and kernels == "native":
+        raise InvalidOptionError(
+            f"kernels='native' was asked for, but the native kernels lack what this {config.family} model has: "
+            f"{missing}"
+        )
+    if missing:
+        logger.warning(
+            "Running on PyTorch, which is slower: the native kernels lack what this %s model has: %s",
+            config.family,
+            missing,
+        )
+    return not missing
 
 
 def _use_native(kernels: str, device: torch.device) -> bool:

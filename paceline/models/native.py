@@ -33,6 +33,7 @@ from paceline.ops.native import available, default_num_threads, unavailable_reas
 from paceline.ops.native.layers import unpack_rows
 from paceline.ops.native.library import FORMATS, STATUS, Batch, Config, library
 
+NATIVE_PARTS = frozenset({"layers without rotary embedding"})  # of `ModelConfig.special_parts`
 QUANTIZATIONS = ("int8", "gguf")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BATCH_INTS = (
@@ -64,6 +65,8 @@ class NativeDecoder:
     ) -> None:
         if not available():
             raise UnsupportedModelError(unavailable_reason() or "")
+        if missing := ", ".join(sorted(config.special_parts - NATIVE_PARTS)):
+            raise UnsupportedModelError(f"the native kernels lack what this {config.family} model has: {missing}")
         if dtype not in DTYPES:
             raise InvalidOptionError(f"dtype {dtype} does not run on the native CPU path; use one of {DTYPES}")
         if quantization not in (None, *QUANTIZATIONS):
@@ -164,6 +167,8 @@ class NativeDecoder:
         inv_freq, rope_scale = rope_frequencies(config)
         inv_freq = inv_freq.float().contiguous()
         windows = torch.tensor([config.window(i) or 0 for i in range(config.num_layers)], dtype=torch.int32)
+        blind = config.no_rope_layers
+        rotates = torch.tensor([i not in blind for i in range(config.num_layers)], dtype=torch.int32)
         native = Config(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -178,6 +183,7 @@ class NativeDecoder:
             rope_scale=rope_scale,
             inv_freq=inv_freq.data_ptr(),
             windows=windows.data_ptr(),
+            rotates=rotates.data_ptr(),
         )
         model = self._library.pl_model_new(ctypes.byref(native))
         if not model:

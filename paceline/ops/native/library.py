@@ -56,6 +56,7 @@ class Config(ctypes.Structure):
         ("rope_scale", c_float),
         ("inv_freq", c_void_p),
         ("windows", c_void_p),
+        ("rotates", c_void_p),
     ]
 
 

@@ -126,7 +126,10 @@ PlModel* pl_model_new(const PlConfig* config) {
     m->config = *config;
     m->inv_freq.assign(config->inv_freq, config->inv_freq + config->head_dim / 2);
     m->layers.resize(config->num_layers);
-    for (int i = 0; i < config->num_layers; i++) m->layers[i].window = config->windows[i];
+    for (int i = 0; i < config->num_layers; i++) {
+      m->layers[i].window = config->windows[i];
+      m->layers[i].rotates = config->rotates[i] != 0;
+    }
     return m;
   } catch (const std::bad_alloc&) {
     return nullptr;

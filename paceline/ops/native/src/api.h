@@ -14,6 +14,7 @@ struct PlConfig {
   float rope_scale;     // factor on cos and sin
   const float* inv_freq;    // [head_dim / 2], copied
   const int32_t* windows;   // [num_layers]: sliding window, 0: none; copied
+  const int32_t* rotates;   // [num_layers]: 0: without rotary embedding; copied
 };
 
 enum PlPart {

@@ -61,6 +61,7 @@ struct Layer {
   Matrix q, k, v, o, gate, up, down;
   const float *input_norm = nullptr, *post_norm = nullptr, *q_norm = nullptr, *k_norm = nullptr;
   int window = 0;
+  bool rotates = true;
 };
 
 struct PlModel {
