@@ -29,3 +29,7 @@ class ShapedWeights(Mapping[str, Tensor | QuantizedTensor]):
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def notes(self) -> str:
+        """What a user should know of how the weights read so far are held; often nothing."""
+        return ""

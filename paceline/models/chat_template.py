@@ -8,7 +8,7 @@ block `generation`.
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -23,7 +23,7 @@ Message = Mapping[str, Any]
 class GenerationBlock(Extension):
     """`{% generation %}` marks what the model says, for training, as in SmolLM3's template. Here it changes nothing."""
 
-    tags: ClassVar[set[str]] = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - as the base class has it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

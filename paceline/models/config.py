@@ -24,6 +24,7 @@ from paceline.models.families import (
     refuse_unsupported,
     special_fields,
 )
+from paceline.models.quantized.config import quantization_scheme
 
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 
@@ -59,6 +60,7 @@ def config_from_dict(
     family = _family(config, source)
     defaults = FAMILIES[family]
     refuse_unsupported(config, family, source)
+    quantization_scheme(config, source)  # refuses what we cannot read
     hidden_size = _positive(config, "hidden_size", source)
     num_heads = _positive(config, "num_attention_heads", source)
     num_layers = _positive(config, "num_hidden_layers", source)

@@ -95,12 +95,6 @@ def refuse_unsupported(config: Mapping[str, Any], family: str, source: str) -> N
             raise UnsupportedModelError(f"{source} bounds its logits ({key}); not supported.")
     if config.get("use_bidirectional_attention"):
         raise UnsupportedModelError(f"{source} attends in both directions (it is an encoder); not supported.")
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise UnsupportedModelError(
-            f"{source} describes weights quantized with {method!r}, which is not supported. "
-            "Use the unquantized model, or a GGUF file of it."
-        )
     rotary_share = {**config, **(config.get("rope_parameters") or {})}.get("partial_rotary_factor", 1.0)
     if rotary_share != 1.0:
         raise UnsupportedModelError(

@@ -43,6 +43,9 @@ class FamilyWeights(ShapedWeights):
     def __len__(self) -> int:
         return len(self._places)
 
+    def notes(self) -> str:
+        return self._stored.notes() if isinstance(self._stored, ShapedWeights) else ""
+
     def shape(self, name: str) -> tuple[int, ...]:
         stored, rows = self._places[name]
         shape = _shape(self._stored, stored)

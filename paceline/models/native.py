@@ -10,6 +10,7 @@ its pass (`docs/kernels.md` says why).
 | the same, quantization=int8 | int8 with a scale per 32 weights; activations int8 per 32, sums exact in int32   |
 | GGUF blocks                 | the file's own 4-, 5- and 8-bit values; activations as for int8                  |
 | the same, quantization=int8 | int8, from the widened values                                                    |
+| AWQ, GPTQ, ... folders      | their own 4- and 8-bit values where a block holds them exactly (models/quantized)|
 
 >>> decoder = NativeDecoder(config, weights, dtype=torch.float32)
 >>> decoder.forward(batch, kv_cache).logits
@@ -34,7 +35,7 @@ from paceline.ops.native.layers import unpack_rows
 from paceline.ops.native.library import FORMATS, STATUS, Batch, Config, library
 
 NATIVE_PARTS = frozenset({"layers without rotary embedding"})  # of `ModelConfig.special_parts`
-QUANTIZATIONS = ("int8", "gguf")
+QUANTIZATIONS = ("int8", "gguf", "checkpoint")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BATCH_INTS = (
     "token_ids",
@@ -72,7 +73,8 @@ class NativeDecoder:
         if quantization not in (None, *QUANTIZATIONS):
             raise InvalidOptionError(
                 f"quantization {quantization!r} is unknown; use 'int8', or 'gguf' to compute on a GGUF file's own "
-                "blocks, or None to take the weights as they are given"
+                "blocks, 'checkpoint' to compute on the values of a quantized folder, or None to take the weights as "
+                "they are given"
             )
         if quantization == "gguf" and not _has_blocks(weights):
             raise InvalidOptionError("quantization 'gguf' computes on GGUF blocks, but these weights have none")

@@ -123,7 +123,10 @@ class NativeWeights:
             return SOURCES["float32"], dequantize(weight).contiguous(), FORMATS["int8"]
         if weight.dtype not in PANEL_TYPES:
             weight = weight.float()
-        is_own = self._dtype == torch.float32 or self._quantization == "gguf"  # then `dtype` is of keys and values
+        is_own = self._dtype == torch.float32 or self._quantization in (
+            "gguf",
+            "checkpoint",
+        )  # then `dtype` is of keys and values
         kept = weight.dtype if is_own else self._dtype
         name = "int8" if self._quantization == "int8" else _name(kept)
         return SOURCES[_name(weight.dtype)], weight.detach().cpu().contiguous(), FORMATS[name]

@@ -16,7 +16,8 @@ from paceline.llm import LLM
 from paceline.models.config import config_from_dict
 from paceline.models.dequantize import dequantize
 from paceline.models.family_weights import family_weights
-from paceline.models.loader import load_model, load_weights
+from paceline.models.loader import load_model
+from paceline.models.loading import load_weights
 from paceline.models.native import NativeDecoder
 from paceline.ops import native
 from tests.forward_batches import Pool, Rows

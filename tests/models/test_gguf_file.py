@@ -17,7 +17,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.dequantize import dequantize
 from paceline.models.gguf_file import GgufFile
 from paceline.models.gguf_names import QUANTIZED_TYPES
-from paceline.models.loader import load_weights
+from paceline.models.loading import load_weights
 from tests.forward_batches import Pool, Rows
 from tests.models.small_gguf import BLOCK_CONFIG, write_model
 from tests.models.small_models import VARIANTS, hf_model, run, small_decoder, tokens

@@ -16,7 +16,8 @@ from paceline.models import loader
 from paceline.models.convert import convert_gguf
 from paceline.models.decoder import Decoder
 from paceline.models.gguf_file import GgufFile
-from paceline.models.loader import load_config, load_model, load_weights
+from paceline.models.loader import load_model
+from paceline.models.loading import load_config, load_weights
 from paceline.ops import native
 from tests.forward_batches import Pool, Rows
 from tests.models.small_gguf import BLOCK_CONFIG, write_model

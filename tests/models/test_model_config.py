@@ -144,7 +144,7 @@ def test_end_tokens_of_generation_config_win(tmp_path: Path) -> None:
         ({"rope_parameters": {"full_attention": {"rope_theta": 1.0}}}, "per kind of layer"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
-        ({"quantization_config": {"quant_method": "awq"}}, "awq.*GGUF"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes.*Known: awq, gptq.*GGUF"),
     ],
 )
 def test_what_we_cannot_run_is_refused_by_name(changes: dict[str, Any], message: str) -> None:
