@@ -94,6 +94,15 @@ def test_phi3_and_smollm3_run_on_the_native_kernels(variant: str, tmp_path: Path
     assert isinstance(load_model(str(tmp_path), device="cpu", quiet=True).decoder, NativeDecoder)
 
 
+def test_drafters_are_not_trained_for_parts_that_training_does_not_know() -> None:
+    from paceline.models.decoder import Decoder
+    from paceline.train.target import DenseTarget
+
+    config = config_from_dict(hf_config_dict("smollm3"))
+    with pytest.raises(InvalidOptionError, match="layers without rotary embedding is not supported"):
+        DenseTarget(Decoder(config, random_weights(config)))
+
+
 def test_a_model_without_special_parts_has_none() -> None:
     assert config_from_dict(hf_config_dict("qwen3")).special_parts == frozenset()
     assert config_from_dict(hf_config_dict("phi3")).special_parts == frozenset()

@@ -92,9 +92,9 @@ def packed(weight: Tensor, group: int, bits: int, *, symmetric: bool) -> Stored:
     return Stored(tensors, meaning(values, tensors["weight_scale"], zeros, groups))
 
 
-def int8(weight: Tensor, *, per_channel: bool) -> Stored:
+def int8(weight: Tensor, *, per_channel: bool, half: bool = True) -> Stored:
     scale = (weight.abs().amax(1, keepdim=True) if per_channel else weight.abs().max().view(1)) / 127
-    scale = scale.half().float()
+    scale = scale.half().float() if half else scale
     values = (weight / scale).round().clamp(-128, 127).to(torch.int8)
     return Stored({"weight": values, "weight_scale": scale}, values.float() * scale)
 
@@ -197,6 +197,11 @@ FORMATS: dict[str, tuple[dict[str, Any], Quantizer, str]] = {
         _compressed("int-quantized", _ints(8, True, "channel", None), {"num_bits": 8, "dynamic": True}),
         lambda w: int8(w, per_channel=True),
         EXACT,
+    ),
+    "w8a8-float32-scales": (
+        _compressed("int-quantized", _ints(8, True, "channel", None)),
+        lambda w: int8(w, per_channel=True, half=False),
+        AGAIN,
     ),
     "w8a8-tensor": (
         _compressed("int-quantized", _ints(8, True, "tensor", None)),
