@@ -1,7 +1,7 @@
 """A folder's quantized tensors in the place of plain weights: under the usual names, unpacked when asked for."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.core.model_config import ModelConfig
 from paceline.core.weights import QuantizedTensor, ShapedWeights, Weights
 from paceline.errors import ModelLoadError
-from paceline.models.layout import EMBEDDING, HEAD
+from paceline.models.layout import EMBEDDING, HEAD, expected_shapes
 from paceline.models.quantized import awq, compressed_tensors, fp8, gptq
 from paceline.models.quantized.linear import QuantizedLinear, int8_blocks
 from paceline.models.quantized.parts import Parts
@@ -64,7 +64,8 @@ class QuantizedWeights(ShapedWeights):
         self._modules = {name: self._module(name) for name in stored if self._is_quantized(name)}
         consumed = {f"{module}.{name}" for module in self._modules.values() for name in self._layout.names}
         self._names = {f"{module}.weight": module for module in self._modules.values()}
-        self._plain = [name for name in stored if name not in consumed and not name.endswith(CACHE_SCALES)]
+        unused = consumed | self._empty_biases(expected_shapes(config).keys())
+        self._plain = [name for name in stored if name not in unused and not name.endswith(CACHE_SCALES)]
         self.held: Counter[str] = Counter()  # how the matrices that were read so far are held
         self._check_against_config(config)
 
@@ -114,6 +115,11 @@ class QuantizedWeights(ShapedWeights):
         tensor = self._stored[name]
         return self._layout.dtype is None or (isinstance(tensor, Tensor) and tensor.dtype == self._layout.dtype)
 
+    def _empty_biases(self, expected: Collection[str]) -> set[str]:
+        """Old GPTQ writers store a bias of zeros with every matrix, whether the model has one or not."""
+        names = {f"{module}.bias" for module in self._modules.values()} - set(expected)
+        return {name for name in names if name in self._stored and not _any(self._stored[name])}
+
     def _module(self, name: str) -> str:
         return name.removesuffix("." + self._layout.marker)
 
@@ -134,6 +140,10 @@ class QuantizedWeights(ShapedWeights):
             if not is_weight or name in ignored or len(self._stored[name].shape) != 2 or self._scheme.skips(module):
                 continue
             raise ModelLoadError(f"{name} is stored plainly, but config.json describes it as {self._scheme}. {_MIXED}")
+
+
+def _any(tensor: Tensor | QuantizedTensor) -> bool:
+    return isinstance(tensor, QuantizedTensor) or bool(tensor.any())
 
 
 _MIXED = "Shards of different models may have been mixed: check that config.json and all shards belong together."

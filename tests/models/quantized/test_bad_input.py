@@ -126,6 +126,21 @@ def test_a_module_that_the_config_leaves_out_is_taken_as_it_is(tmp_path: Path) -
     load(tmp_path)
 
 
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_a_bias_that_the_model_does_not_have_may_only_be_zero(value: float, tmp_path: Path) -> None:
+    """Old GPTQ writers store zeros."""
+
+    def bias(tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+        tensors[f"{UP}.bias"] = torch.full((128,), value)
+
+    write_folder(tmp_path, "gptq", bias)
+    if value:
+        with pytest.raises(ModelLoadError, match=r"holds .*up_proj\.bias, which this architecture does not use"):
+            load(tmp_path)
+    else:
+        load(tmp_path)
+
+
 def test_a_missing_part_is_named(tmp_path: Path) -> None:
     write_folder(tmp_path, "awq", lambda tensors, config: tensors.pop(f"{UP}.qzeros"))
     with pytest.raises(ModelLoadError, match=rf"{re.escape(UP)}\.qzeros is missing"):
