@@ -32,6 +32,11 @@ def test_helpers(source: str, expected: str) -> None:
     assert render(source) == expected
 
 
+def test_a_generation_block_is_its_content() -> None:
+    source = "{% for m in messages %}{% generation %}[{{ m.content }}]{% endgeneration %}{% endfor %}"
+    assert render(source) == "[hi]"
+
+
 def test_options_reach_the_template() -> None:
     assert render("{{ enable_thinking }}", enable_thinking=False) == "False"
 
