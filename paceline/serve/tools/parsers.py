@@ -1,0 +1,262 @@
+"""Parsers: small machines that read a model's text character by character and put what they find into an `Out`.
+
+>>> from paceline.serve.tools.events import Out
+>>> [*parse(Hermes({"f"}, Out()), 'Wait.\\n<tool_call>\\n{"name": "f", "arguments": {"x": 1}}\\n</tool_call>')]
+[Content(text='Wait.'), CallBegin(index=0, name='f'), Arguments(index=0, text='{"x": 1}')]
+
+What looks like a call and is none (no JSON, or a function that was not offered) is content, character for character.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from paceline.serve.tools.events import Event, Out
+from paceline.serve.tools.json_call import SPACE, JsonCall, JsonValue
+from paceline.serve.tools.marker import Marker
+
+
+class Parser(Protocol):
+    out: Out
+
+    def add(self, char: str) -> None: ...
+
+    def end(self) -> None: ...  # no text follows: what was held back is content
+
+
+def feed(parser: Parser, text: str) -> list[Event]:
+    """The events of the next piece of the text."""
+    for char in text:
+        parser.add(char)
+    return parser.out.take()
+
+
+def finish(parser: Parser) -> list[Event]:
+    parser.end()
+    parser.out.end()
+    return parser.out.take()
+
+
+def parse(parser: Parser, text: str) -> list[Event]:
+    """A whole text at once."""
+    return [*feed(parser, text), *finish(parser)]
+
+
+class CallInText:
+    """One JSON call on its way into an `Out`; `before` is what stood before it, in case it is none."""
+
+    def __init__(self, names: Collection[str], out: Out, before: str) -> None:
+        self._call = JsonCall(names)
+        self._out = out
+        self._before = before
+        self._told = False
+
+    def add(self, char: str) -> bool | None:
+        """True: it ended; False: it is none, its text was given back and `char` is to be read again; None: go on."""
+        arguments = self._call.add(char)
+        if self._call.failed:
+            self._out.content(self._before + self._call.raw[:-1])
+            return False
+        if self._call.name is not None and not self._told:
+            self._told = True
+            self._out.begin(self._call.name)
+        if arguments:
+            self._out.arguments(arguments)
+        return True if self._call.done else None
+
+    def give_back(self) -> None:
+        """The text ended within it."""
+        if not self._told:
+            self._out.content(self._before + self._call.raw)
+
+
+class Hermes:
+    """Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number, text around them."""
+
+    BEGIN, END = "<tool_call>", "</tool_call>"
+
+    def __init__(self, names: Collection[str], out: Out) -> None:
+        self.out = out
+        self._names = names
+        self._begin, self._finish = Marker(self.BEGIN), Marker(self.END)
+        self._call: CallInText | None = None
+        self._step: Callable[[str], None] = self._in_text
+
+    def add(self, char: str) -> None:
+        self._step(char)
+
+    def end(self) -> None:
+        if self._step == self._in_text:
+            self.out.content(self._begin.held)
+        elif self._call is not None:
+            self._call.give_back()
+
+    def _in_text(self, char: str) -> None:
+        self.out.content(self._begin.add(char))
+        if self._begin.found:
+            self._begin.clear()
+            self._call = CallInText(self._names, self.out, self.BEGIN)
+            self._step = self._in_call
+
+    def _in_call(self, char: str) -> None:
+        assert self._call is not None
+        ended = self._call.add(char)
+        if ended is not None:
+            self._call = None
+            self._step = self._to_the_end if ended else self._in_text
+            if not ended:
+                self._in_text(char)
+
+    def _to_the_end(self, char: str) -> None:
+        self._finish.add(char)
+        if self._finish.found:
+            self._finish.clear()
+            self._step = self._in_text
+
+
+class Llama3Json:
+    """Llama 3: the whole answer is `{"name": ..., "parameters": {...}}`, several with `;` between them."""
+
+    TAG = "<|python_tag|>"
+
+    def __init__(self, names: Collection[str], out: Out) -> None:
+        self.out = out
+        self._names = names
+        self._before = ""  # white space and the tag
+        self._call: CallInText | None = None
+        self._is_text = False
+
+    def add(self, char: str) -> None:
+        if self._is_text:
+            self.out.content(char)
+        elif self._call is not None:
+            self._in_call(char)
+        elif char == "{":
+            self._call = CallInText(self._names, self.out, self._before)
+            self._before = ""
+            self._in_call(char)
+        elif self._may_precede(self._before + char):
+            self._before += char
+        else:
+            self._to_text(self._before + char)
+
+    def end(self) -> None:
+        if self._call is not None:
+            self._call.give_back()
+        elif not self._is_text and not self.out.num_calls:
+            self.out.content(self._before)
+
+    def _in_call(self, char: str) -> None:
+        assert self._call is not None
+        ended = self._call.add(char)
+        if ended is not None:
+            self._call = None
+            if not ended:
+                self._to_text(char)
+
+    def _may_precede(self, text: str) -> bool:
+        if self.out.num_calls and not text.strip(SPACE + ";"):
+            return True
+        return self.TAG.startswith(text.strip(SPACE)) or text.strip(SPACE) == self.TAG
+
+    def _to_text(self, text: str) -> None:
+        self._is_text = True
+        self._before = ""
+        self.out.content(text)
+
+
+class Mistral:
+    """Mistral: `[TOOL_CALLS]` and a JSON list of calls, or (newer) `[TOOL_CALLS]name[ARGS]{...}` for each call."""
+
+    BEGIN, ARGS = "[TOOL_CALLS]", "[ARGS]"
+
+    def __init__(self, names: Collection[str], out: Out) -> None:
+        self.out = out
+        self._names = names
+        self._begin = Marker(self.BEGIN)
+        self._raw = ""  # since the marker, until it is a call
+        self._call: CallInText | None = None
+        self._value: JsonValue | None = None
+        self._step: Callable[[str], None] = self._in_text
+
+    def add(self, char: str) -> None:
+        self._step(char)
+
+    def end(self) -> None:
+        if self._step == self._in_text:
+            self.out.content(self._begin.held)
+        elif self._call is not None:
+            self._call.give_back()
+        elif self._raw.startswith(self.BEGIN):  # nothing of it was a call yet
+            self.out.content(self._raw)
+
+    def _in_text(self, char: str) -> None:
+        self.out.content(self._begin.add(char))
+        if self._begin.found:
+            self._begin.clear()
+            self._raw = self.BEGIN
+            self._step = self._after_marker
+
+    def _after_marker(self, char: str) -> None:
+        self._raw += char
+        if char == "[":
+            self._step = self._in_list
+        elif char not in SPACE:
+            self._step = self._in_name
+            self._raw = self._raw[:-1]
+            self._in_name(char)
+
+    def _in_list(self, char: str) -> None:
+        if self._call is not None:
+            self._in_call(char)
+        elif char == "{":
+            self._call = CallInText(self._names, self.out, self._raw)
+            self._raw = ""
+            self._in_call(char)
+        elif char == "]":
+            self._raw = ""
+            self._step = self._in_text
+        elif char not in SPACE + ",":
+            self._give_up(self._raw + char)
+        else:
+            self._raw += char
+
+    def _in_call(self, char: str) -> None:
+        assert self._call is not None
+        ended = self._call.add(char)
+        if ended is not None:
+            self._call = None
+            if not ended:
+                self._step = self._in_text
+                self._in_text(char)
+
+    def _in_name(self, char: str) -> None:
+        if char != "{":
+            self._raw += char
+            if not self._may_be_name(self._raw.removeprefix(self.BEGIN).strip(SPACE)):
+                self._give_up(self._raw)
+            return
+        name = self._raw.removeprefix(self.BEGIN).strip(SPACE).removesuffix(self.ARGS)
+        if name not in self._names:
+            self._give_up(self._raw + char)
+            return
+        self._raw = ""
+        self.out.begin(name)
+        self._value = JsonValue()
+        self._step = self._in_arguments
+        self._in_arguments(char)
+
+    def _may_be_name(self, text: str) -> bool:
+        return any((name + self.ARGS).startswith(text) for name in self._names)
+
+    def _in_arguments(self, char: str) -> None:
+        assert self._value is not None
+        self._value.add(char)
+        self.out.arguments(char)
+        if self._value.closed:
+            self._value = None
+            self._step = self._in_text
+
+    def _give_up(self, text: str) -> None:
+        self._raw = ""
+        self._step = self._in_text
+        self.out.content(text)
