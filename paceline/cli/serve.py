@@ -37,6 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model_arguments(parser)
     add_speculation_arguments(parser)
+    parser.add_argument(
+        "--tool-call-parser",
+        metavar="NAME",
+        help="how the model writes calls: hermes, llama3_json, "
+        "mistral or generic; left out: what its chat template shows",
+    )
     _add_engine(parser.add_argument_group("engine"))
     _add_protection(parser.add_argument_group("protection"))
 
@@ -136,6 +142,7 @@ def run(args: argparse.Namespace) -> int:
         admin_keys=_keys(args.admin_key, ADMIN_KEY_VARIABLE),
         cors_origins=tuple(args.cors_origin),
         log_prompts=args.log_prompts,
+        tool_call_parser=args.tool_call_parser,
         **{field: getattr(args, option[2:].replace("-", "_")) for option, (field, _, _) in LIMITS.items()},
     )
     llm = AsyncLLM(

@@ -39,6 +39,8 @@ class ServerConfig:
     max_logit_bias: int = 1024
     max_logprob_entries: int = 50_000  # choices x tokens x (top log-probabilities + 1), echoed prompts included
     max_draft_nodes: int = 512  # choices x the nodes of one choice's draft, where a call asks for a size
+    # tools
+    tool_call_parser: str | None = None  # how the model writes calls (serve/tools/families.py); None: by its template
     # load
     max_queue_len: int = 256  # sequences that may wait beside the ones that run
     request_timeout_s: float = 600.0

@@ -13,7 +13,7 @@ from paceline.llm.worker import in_worker
 from paceline.serve.generate.call import Call
 from paceline.serve.generate.deltas import Delta, cursors_for
 from paceline.serve.generate.figures import speculation, usage
-from paceline.serve.generate.formats import choice_body, format_for
+from paceline.serve.generate.formats import choice_bodies, format_for
 from paceline.serve.generate.served_engine import ServedEngine
 from paceline.serve.http.errors import as_api_error
 from paceline.serve.http.logs import log
@@ -76,9 +76,10 @@ class EventStream:
         return "".join(map(self._chunk, deltas))
 
     def _chunk(self, delta: Delta) -> str:
-        choice = json.dumps(choice_body(self._shape, delta, whole=False), separators=(",", ":"))
         counts = f',"usage":{json.dumps(usage(self._call, self._cursors))}' if self._usage_always else ""
-        return f'{self._head},"choices":[{choice}]{counts}}}\n\n'
+        choices = choice_bodies(self._shape, delta, whole=False)
+        texts = (json.dumps(choice, separators=(",", ":")) for choice in choices)
+        return "".join(f'{self._head},"choices":[{choice}]{counts}}}\n\n' for choice in texts)
 
     def _last_chunk(self) -> str:
         parts: dict[str, Any] = {}

@@ -1,5 +1,6 @@
 """Parsers: the calls of well-formed texts are found, and how a text is cut into pieces never changes what is found."""
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,8 @@ PARSERS: dict[str, Callable[[], Parser]] = {
 }
 MARKERS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>")
 PIECES = (
-    *MARKERS, "<tool", "_call>", "[TOOL", "</", "<", "[", "]", "{", "}", ",", ";", "\n", " ", '"', "\\", ":", "null", "12",
+    *MARKERS, "<tool", "_call>", "[TOOL", "</", "<", "[", "]", "{", "}", ",", ";", "\n", " ", '"', "\\", ":",
+    "null", "12",
     '"name"', '"arguments"', '"parameters"', '"type"', '"get"', '"add"', '{"x": 1}', "get", "add", "Hello", "é😀",
     '{"name": "get", "arguments": {"city": "}\\" {"}}', '{"arguments": {}, "name": "add"}', '{"answer": 4}',
 )  # fmt: skip
@@ -27,7 +29,7 @@ PIECES = (
 
 def pieces_of(text: str, cuts: list[int]) -> list[str]:
     edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
 def in_pieces(parser: Parser, pieces: list[str]) -> list[Event]:
@@ -100,16 +102,20 @@ def test_what_a_family_writes_is_read_back(
         ("hermes", 'a <', None),
         ("hermes", '  \n', None),
         ("hermes", '<tool_call>{"name": "get"}</tool_call> \n', [CallBegin(0, "get"), Arguments(0, "{}")]),
-        ("hermes", '<tool_call>{"name": "get", "arguments": "{\\"a\\": 1}"}', [CallBegin(0, "get"), Arguments(0, '{"a": 1}')]),
+        ("hermes", '<tool_call>{"name": "get", "arguments": "{\\"a\\": 1}"}',
+         [CallBegin(0, "get"), Arguments(0, '{"a": 1}')]),
         ("hermes", '<tool_call>{"name": "get", "arguments": {"a', [CallBegin(0, "get"), Arguments(0, '{"a')]),
-        ("hermes", '<tool_call><tool_call>{"name": "get"}', [Content("<tool_call>"), CallBegin(0, "get"), Arguments(0, "{}")]),
+        ("hermes", '<tool_call><tool_call>{"name": "get"}',
+         [Content("<tool_call>"), CallBegin(0, "get"), Arguments(0, "{}")]),
         ("llama3_json", '{"city": "Oslo"}', None),
         ("llama3_json", 'Sure: {"name": "get", "parameters": {}}', None),
         ("llama3_json", '<|python_tag|>print(1)', None),
-        ("llama3_json", '<|python_tag|>{"type": "function", "name": "get", "parameters": {}}', [CallBegin(0, "get"), Arguments(0, "{}")]),
+        ("llama3_json", '<|python_tag|>{"type": "function", "name": "get", "parameters": {}}',
+         [CallBegin(0, "get"), Arguments(0, "{}")]),
         ("mistral", "[TOOL_CALLS]rm[ARGS]{}", None),
         ("mistral", "[TOOL_CALLS] [", None),
-        ("mistral", 'x[TOOL_CALLS]get_weather{"a": 1} and', [Content("x"), CallBegin(0, "get_weather"), Arguments(0, '{"a": 1}'), Content(" and")]),
+        ("mistral", 'x[TOOL_CALLS]get_weather{"a": 1} and',
+         [Content("x"), CallBegin(0, "get_weather"), Arguments(0, '{"a": 1}'), Content(" and")]),
     ],
 )  # fmt: skip
 def test_texts_that_are_nearly_calls(name: str, text: str, expected: list[Event] | None) -> None:
