@@ -96,6 +96,8 @@ LIMITS: dict[str, tuple[str, type, str]] = {
     "--max-logit-bias": ("max_logit_bias", int, "entries of one call"),
     "--max-logprob-entries": ("max_logprob_entries", int, "choices x tokens x top of one call"),
     "--max-draft-nodes": ("max_draft_nodes", int, "choices x draft nodes that one call may ask for"),
+    "--max-stored-responses": ("max_stored_responses", int, "of one tenant, for previous_response_id"),
+    "--max-stored-bytes": ("max_stored_bytes", int, "of one tenant's stored responses"),
     "--max-queue-len": ("max_queue_len", int, "sequences that may wait; past it: 429"),
     "--request-timeout": ("request_timeout_s", float, "for one call"),
     "--drain-timeout": ("drain_timeout_s", float, "for open streams at shutdown"),

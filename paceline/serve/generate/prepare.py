@@ -10,7 +10,7 @@ from paceline.serve.http.tenants import Tenant
 from paceline.serve.tools.plan import tool_plan
 
 
-async def prepare(service: Service, body: GenerationRequest, request_id: str, tenant: Tenant) -> Call:
+async def prepare(service: Service, body: GenerationRequest, call_id: str, tenant: Tenant) -> Call:
     backend, config = service.backend, service.config
     model = check_model(body.model, config)
     check_options(body, config)
@@ -19,8 +19,7 @@ async def prepare(service: Service, body: GenerationRequest, request_id: str, te
     if isinstance(body, ChatCompletionRequest):
         plan = tool_plan(body, lambda: service.tool_format)
     params = await sampling_params(body, [len(p) for p in prompts], backend, config, plan)
-    kind = "chatcmpl" if isinstance(body, ChatCompletionRequest) else "cmpl"
-    call = Call(f"{kind}-{request_id}", model, body, prompts, params, tenant.cache_salt(body.cache_salt), plan)
+    call = Call(call_id, model, body, prompts, params, tenant.cache_salt(body.cache_salt), plan)
     service.metrics.prompt_tokens.inc(sum(len(p) for p in prompts))
     if config.log_prompts:
         log("prompt", id=call.id, prompts=[backend.tokenizer.decode(p, False) for p in prompts])

@@ -4,7 +4,7 @@ A field is honoured or refused, never ignored: an unknown one is an error that n
 this server does not do (audio, ...) are refused with a reason. The few that only label a request are accepted.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, WithJsonSchema, model_validator
 
@@ -32,16 +32,18 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    unsupported: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = UNSUPPORTED
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        for name, (neutral, reason) in UNSUPPORTED.items():
+        for name, (neutral, reason) in cls.unsupported.items():
             value = data.get(name)
             if value is not None and value not in neutral:
                 raise ApiError(400, f"{name} is not supported: {reason}", code="unsupported_parameter", param=name)
-        return {name: value for name, value in data.items() if name not in UNSUPPORTED}
+        return {name: value for name, value in data.items() if name not in cls.unsupported}
 
 
 class StreamOptions(BaseModel):
