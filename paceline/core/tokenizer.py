@@ -16,6 +16,8 @@ class Tokenizer(Protocol):
 
     def vocabulary(self) -> Mapping[str, int]: ...  # piece -> token id: equal where ids mean the same
 
+    def definition(self) -> str: ...  # in the format of the `tokenizers` library (tokenizer.json)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...

@@ -32,6 +32,7 @@ from paceline.kv.manager import KVCacheManager
 from paceline.kv.storage import move_slots
 from paceline.spec.proposer import Needs, RequestPass, StepContext
 from paceline.spec.speculator import Speculator
+from paceline.structured import Grammars, MaskMaker
 from paceline.verifiers.sample_match import follow_tokens
 from paceline.verifiers.verifier import Verifier
 
@@ -59,12 +60,15 @@ class EngineCore:
         speculator: Speculator,
         verifier: Verifier,
         enable_prefix_caching: bool = True,
+        grammars: Grammars | None = None,
     ) -> None:
         self.kv = KVCacheManager(kv_cache.shape[2] // block_size, block_size, enable_prefix_caching)
         self.scheduler = Scheduler(scheduler_config, self.kv)
         self.runner = ModelRunner(model, kv_cache, block_size)
         self.speculator = speculator
         self.verifier = verifier
+        self.grammars = grammars or Grammars(text_decoder, model.config.vocab_size)
+        self.masks = MaskMaker(self.grammars.limits.max_mask_s)
         self.clock = StepClock()
         self.observers: list[Callable[[StepContext], None]] = []  # told after every step, in the engine's thread
         self._text_decoder = text_decoder
@@ -78,6 +82,7 @@ class EngineCore:
     def add_request(self, request: Request) -> RequestState:
         if request.request_id in self._states:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
+        self.grammars.constrain(request)  # where whoever made it has not done so
         params = request.sampling_params
         stop = StopStrings(params.stop_strings) if request.stop_strings is None else request.stop_strings
         detokenizer = Detokenizer(
@@ -110,6 +115,7 @@ class EngineCore:
         if not plan.scheduled:
             return []
         begin_s = self.clock.now()
+        self.masks.begin([(entry.request, entry.draft) for entry in plan.scheduled if entry.reaches_end])
         with self.clock.phase("execute"):
             output = self.runner.execute(
                 plan.scheduled,
@@ -118,6 +124,7 @@ class EngineCore:
                 wants_logits=needs.logits or not self.verifier.takes_tokens,
             )
         with self.clock.phase("verify"):
+            self.masks.collect()
             results = self._verify(plan.scheduled, output)
         self.scheduler.note_pass(plan.scheduled, self.clock.now() - begin_s)
         with self.clock.phase("commit"):
@@ -229,7 +236,9 @@ class EngineCore:
         for token in result.token_ids:
             request.token_ids.append(token)
             added += 1
-            is_stop_token = request.num_output_tokens > params.min_tokens and token in stop_token_ids
+            # A grammar that has come to its end lets an end token through before min_tokens.
+            may_stop = request.num_output_tokens > params.min_tokens or request.constraint is not None
+            is_stop_token = may_stop and token in stop_token_ids
             hidden = is_stop_token and not params.include_stop_str_in_output
             stop_string = None if hidden else state.detokenizer.append(token)
             if is_stop_token:
@@ -253,7 +262,7 @@ class EngineCore:
         for observer in list(self.observers):
             self._tell(observer, step)
         for request, draft in zip(ready, self.speculator.propose(step), strict=True):
-            request.draft = draft
+            request.draft = draft if request.constraint is None else request.constraint.prune(draft)
 
     def _tell(self, observer: Callable[[StepContext], None], step: StepContext) -> None:
         try:
@@ -265,6 +274,8 @@ class EngineCore:
     def _finish(self, state: RequestState) -> None:
         request = state.request
         self.scheduler.finish(request)
+        if request.constraint is not None:
+            request.constraint.close()
         try:
             state.detokenizer.finish()
         except BaseException as raised:

@@ -78,6 +78,10 @@ class Tokenizer:
         """Piece -> token id, added tokens included."""
         return self.backend.get_vocab(with_added_tokens=True)
 
+    def definition(self) -> str:
+        """The whole tokenizer, as the `tokenizers` library writes it."""
+        return self.backend.to_str()
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         if len(text) < LONG_TEXT:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
