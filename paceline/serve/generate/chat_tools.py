@@ -20,7 +20,7 @@ class ToolReader:
     def read(self, delta: Delta) -> list[Event]:
         events = feed(self._parser, delta.text)
         if delta.finish_reason is not None:
-            events += finish(self._parser)
+            events += finish(self._parser, cut_off=delta.finish_reason == "length")
         return joined(events)
 
     def finish_reason(self, delta: Delta) -> str | None:

@@ -1,14 +1,18 @@
 """What holds an answer to a form: the request's format, its tools, or both, as one constraint for the engine."""
 
+import re
 from typing import Any
 
 from paceline.core.structured import StructuredOutputsParams
-from paceline.errors import InvalidOptionError
+from paceline.errors import InvalidOptionError, InvalidRequestError
+from paceline.serve.generate.call import Call
 from paceline.serve.http.errors import ApiError
 from paceline.serve.http.format_bodies import FormatFields, JsonObjectFormat, JsonSchemaFormat, StructuralTagFormat
 from paceline.serve.http.request_bodies import GenerationRequest
 from paceline.serve.tools.plan import ToolPlan
 
+_PLACE = re.compile(r"at (?P<line>\d+)\(\d+\): (?P<reason>.*?)(?= \d+ \| |$)")
+_ARGUMENTS = re.compile(r"arguments_(\d+):")
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
@@ -18,6 +22,31 @@ def constraint_field(body: GenerationRequest, plan: ToolPlan | None) -> str | No
     if fields:
         return fields[0]
     return None if plan is None else "tools"
+
+
+def refusal(call: Call, error: InvalidRequestError) -> Exception:
+    """A constraint that the engine cannot use, by the name of the field that asked for it."""
+    message = str(error)
+    field = constraint_field(call.body, call.plan)
+    if field is None or not message.startswith("structured_outputs."):
+        return error
+    reason = message.partition(": ")[2]
+    if call.plan is not None:
+        return ApiError(400, _of_tool(call, reason), code="invalid_value", param="tools")
+    return ApiError(400, f"{field} cannot be used: {reason}", code="invalid_value", param=field)
+
+
+def _of_tool(call: Call, reason: str) -> str:
+    """The compiler says in which line of the grammar something is wrong: each tool's schema is a line of its own."""
+    constraint = call.params.structured_outputs
+    assert constraint is not None and constraint.grammar is not None and call.plan is not None
+    found = _PLACE.match(reason)
+    if found is None:
+        return f"tools cannot be used: {reason}"
+    line = constraint.grammar.splitlines()[int(found["line"]) - 1]
+    number = _ARGUMENTS.match(line)
+    what = f"the parameters of {call.plan.tools[int(number[1])].function.name!r}" if number else "response_format"
+    return f"{what} cannot be used: {found['reason']}"
 
 
 def constraint(body: GenerationRequest, plan: ToolPlan | None) -> StructuredOutputsParams | None:

@@ -13,6 +13,9 @@ from typing import Any, Final
 from paceline.serve.http.tool_bodies import Tool
 from paceline.serve.tools.families import NAME, Family
 
+# In one answer. A choice: small models repeat a call until something ends them; at half of it some that ask for many
+# things at once would be cut short.
+MAX_CALLS: Final = 16
 # One spelling of JSON, the one that templates show: models that know no better otherwise write spaces without end.
 _SPELLING: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -54,14 +57,18 @@ def calls_grammar(
     return "\n".join([*start, _calls(family, write, parallel), *_rules(family, tools, write, False)])
 
 
+def _more(family: Family, write: Literal, parallel: bool) -> str:
+    return f"({write(family.separator)} call){{0,{MAX_CALLS - 1}}}" if parallel else ""
+
+
 def _calls(family: Family, write: Literal, parallel: bool) -> str:
-    more = f"({write(family.separator)} call)*" if parallel else ""
+    more = _more(family, write, parallel)
     return f"calls: {write(family.opening)} call {more} {write(family.closing)}"
 
 
 def _after_text(family: Family, write: Literal, parallel: bool, special_id: int | None) -> list[str]:
     """The marker is what ends the text, so the first call is written without it."""
-    more = f"({write(family.separator)} call)*" if parallel else ""
+    more = _more(family, write, parallel)
     opening = write(family.opening.removeprefix(family.marker))
     lines = [f"start: TEXT | lead {opening} first {more} {write(family.closing)}", r"TEXT: /(.|\n)*/"]
     if special_id is not None:

@@ -19,5 +19,9 @@ class Marker:
     def found(self) -> bool:
         return self.held == self.marker
 
+    def rest(self, cut_off: bool) -> str:
+        """What was held back, when no text follows. More than one character at a limit was to be the marker."""
+        return "" if cut_off and len(self.held) > 1 else self.held
+
     def clear(self) -> None:
         self.held = ""

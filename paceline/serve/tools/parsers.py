@@ -20,7 +20,7 @@ class Parser(Protocol):
 
     def add(self, char: str) -> None: ...
 
-    def end(self) -> None: ...  # no text follows: what was held back is content
+    def end(self, cut_off: bool) -> None: ...  # no text follows: what was held back is content
 
 
 def feed(parser: Parser, text: str) -> list[Event]:
@@ -30,8 +30,9 @@ def feed(parser: Parser, text: str) -> list[Event]:
     return parser.out.take()
 
 
-def finish(parser: Parser) -> list[Event]:
-    parser.end()
+def finish(parser: Parser, cut_off: bool = False) -> list[Event]:
+    """`cut_off`: the text ended at its limit. Then the beginning of a call that has no name yet is not told."""
+    parser.end(cut_off)
     parser.out.end()
     return parser.out.take()
 
@@ -63,9 +64,9 @@ class CallInText:
             self._out.arguments(arguments)
         return True if self._call.done else None
 
-    def give_back(self) -> None:
+    def end(self, cut_off: bool) -> None:
         """The text ended within it."""
-        if not self._told:
+        if not self._told and not cut_off:
             self._out.content(self._before + self._call.raw)
 
 
@@ -84,11 +85,11 @@ class Hermes:
     def add(self, char: str) -> None:
         self._step(char)
 
-    def end(self) -> None:
+    def end(self, cut_off: bool) -> None:
         if self._step == self._in_text:
-            self.out.content(self._begin.held)
+            self.out.content(self._begin.rest(cut_off))
         elif self._call is not None:
-            self._call.give_back()
+            self._call.end(cut_off)
 
     def _in_text(self, char: str) -> None:
         self.out.content(self._begin.add(char))
@@ -139,9 +140,9 @@ class Llama3Json:
         else:
             self._to_text(self._before + char)
 
-    def end(self) -> None:
+    def end(self, cut_off: bool) -> None:
         if self._call is not None:
-            self._call.give_back()
+            self._call.end(cut_off)
         elif not self._is_text and not self.out.num_calls:
             self.out.content(self._before)
 
@@ -181,12 +182,12 @@ class Mistral:
     def add(self, char: str) -> None:
         self._step(char)
 
-    def end(self) -> None:
+    def end(self, cut_off: bool) -> None:
         if self._step == self._in_text:
-            self.out.content(self._begin.held)
+            self.out.content(self._begin.rest(cut_off))
         elif self._call is not None:
-            self._call.give_back()
-        elif self._raw.startswith(self.BEGIN):  # nothing of it was a call yet
+            self._call.end(cut_off)
+        elif not cut_off and self._raw.startswith(self.BEGIN):  # nothing of it was a call yet
             self.out.content(self._raw)
 
     def _in_text(self, char: str) -> None:

@@ -10,7 +10,7 @@ from paceline.errors import InvalidOptionError
 from paceline.serve.http.tool_bodies import Tool
 from paceline.serve.tools.events import Arguments, CallBegin, Content, Out
 from paceline.serve.tools.families import FAMILIES, NAME, family_name
-from paceline.serve.tools.grammar import calls_grammar
+from paceline.serve.tools.grammar import MAX_CALLS, calls_grammar
 from paceline.serve.tools.parsers import parse
 from paceline.serve.tools.plan import tool_format
 
@@ -126,6 +126,8 @@ def test_required_calls_are_calls_with_arguments_of_their_schema(name: str, held
     assert held.allows(rule, written(name, RIGHT, ("g", "{}")))
     for text in ("", "Hello", written(name, WRONG), written(name, ("h", "{}")), written(name, RIGHT)[:-1]):
         assert not held.allows(rule, text), text
+    assert held.allows(rule, written(name, *[RIGHT] * MAX_CALLS))
+    assert not held.allows(rule, written(name, *[RIGHT] * (MAX_CALLS + 1)))
     one = grammar(name, held, parallel=False)
     assert held.allows(one, written(name, RIGHT)) and not held.allows(one, written(name, RIGHT, RIGHT))
 

@@ -131,6 +131,15 @@ def test_no_beginning_of_a_marker_is_told_before_it_is_known_to_be_none() -> Non
     assert [*feed(parser, "all>"), *finish(parser)] == []
 
 
+@pytest.mark.parametrize("text", ["Yes.\n<tool_", 'Yes.\n<tool_call>\n{"name": "ge', "Yes."])
+def test_a_call_that_a_limit_cuts_off_before_its_name_is_not_told(text: str) -> None:
+    parser = PARSERS["hermes"]()
+    (told,) = joined([*feed(parser, text), *finish(parser, cut_off=True)])
+    assert isinstance(told, Content) and told.text.rstrip() == "Yes."
+    parser = PARSERS["hermes"]()
+    assert joined([*feed(parser, text), *finish(parser)]) == [Content(text)]
+
+
 def test_more_calls_than_wanted_are_left_out() -> None:
     parser = Hermes(NAMES, Out(max_calls=1))
     text = hermes([("get", "{}"), ("add", '{"a": 1}')], "Hi")
