@@ -55,7 +55,8 @@ def _json(schema: Any, wanted: StructuredOutputsParams) -> str:
     whitespace = {"whitespace_flexible": False} if wanted.disable_any_whitespace else {"whitespace_pattern": pattern}
     # Whatever the schema says about its own compilation: nothing that it asks for is to be left out.
     return LLMatcher.grammar_from_json_schema(
-        schema, overrides={"lenient": False, "coerce_one_of": False, **whitespace}  # type: ignore[typeddict-item]
+        schema,
+        overrides={"lenient": False, "coerce_one_of": False, **whitespace},  # type: ignore[typeddict-item]
     )
 
 

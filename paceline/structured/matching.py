@@ -70,6 +70,9 @@ class OutputConstraint:
     def forced(self, max_tokens: int) -> Forced:
         return self._guarded(lambda matcher: self._forced(matcher, max_tokens), NOTHING_FORCED)
 
+    def of_request(self, request: Request) -> "OutputConstraint":
+        return OutputConstraint(self._compiled, self._view, request)
+
     def close(self) -> None:
         self._matcher = None
         self._masks = {}
