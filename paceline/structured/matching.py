@@ -41,7 +41,8 @@ class OutputConstraint:
 
     def allowed(self, draft_ids: Sequence[int]) -> Allowed:
         path = tuple(draft_ids)
-        if self._masks_at != self._request.num_output_tokens or path not in self._masks:
+        is_prepared = self._masks_at == self._request.num_output_tokens and path in self._masks
+        if not is_prepared and self._failure is None:
             self.prepare(DraftTree.chain(path))
         if self._failure is not None:
             raise self._failure

@@ -1,4 +1,4 @@
-"""A request's place in its grammar is a function of its output: masks, pruning and forced tokens follow from it alone."""
+"""A request's place in its grammar is a function of its output: masks, pruning and forced tokens follow from that."""
 
 from collections.abc import Sequence
 
