@@ -23,7 +23,7 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"core", "ops", "models"},
     "drafters": set(),
     "serve": {"llm", "core", "lab"},
-    "verify": {"llm", "core", "ops", "models", "verifiers", "spec"},
+    "verify": {"llm", "core", "ops", "models", "verifiers", "spec", "structured"},
     "bench": {"llm", "core", "lab", "spec"},
 }
 ANYTHING = {"cli", "__init__", "__main__"}

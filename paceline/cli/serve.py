@@ -163,6 +163,7 @@ def run(args: argparse.Namespace) -> int:
         llm.engine.core.runner.kv_cache
     )  # not beside the first requests: what they cost is what `auto` learns from
     llm.get_tokenizer().control_tokens.make_ready()
+    llm.prepare_structured_outputs()
     gc.collect()
     gc.freeze()  # the model and the tables stay as long as the process: no collection need look through them again
     methods = [name for name, method in PROPOSERS.items() if method.per_request and name != "none"]

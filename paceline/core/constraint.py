@@ -6,13 +6,16 @@ came about, so a preempted, resumed or re-drafted request meets the same masks.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.tree import DraftTree
 from paceline.errors import RequestFailedError
+
+if TYPE_CHECKING:
+    from paceline.core.request import Request
 
 Allowed = NDArray[np.bool_]
 
@@ -38,6 +41,9 @@ class Constraint(Protocol):
         """Compute now what `allowed` will be asked for this tree; in any thread, but never two at a time."""
 
     def forced(self, max_tokens: int) -> Forced: ...
+
+    def of_request(self, request: "Request") -> "Constraint":
+        """The same grammar for another request, or for another state of the same."""
 
     def fail(self, error: RequestFailedError) -> None:
         """From now on no token of the request can be chosen."""

@@ -123,6 +123,10 @@ class AsyncLLM:
         """The drafting method that a request with these options gets; "none": plain decoding."""
         return self._llm.method_of(params)
 
+    def prepare_structured_outputs(self) -> None:
+        """Make ready what the first request with `structured_outputs` would wait for; about a second."""
+        self.engine.core.grammars.prepare()
+
     def load(self) -> Load:
         core = self.engine.core
         return Load(len(core.scheduler.running), len(core.scheduler.waiting), core.kv.usage)

@@ -4,7 +4,7 @@ Unhashable `required` names and the like are left to the compiler, which says wh
 """
 
 import json
-from typing import Any
+from typing import Any, cast
 
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
@@ -51,12 +51,13 @@ def _grammar_text(wanted: StructuredOutputsParams, limits: GrammarLimits, specia
 def _json(schema: Any, wanted: StructuredOutputsParams) -> str:
     if schema is True:
         schema = {}
-    pattern = wanted.whitespace_pattern or WHITESPACE
-    whitespace = {"whitespace_flexible": False} if wanted.disable_any_whitespace else {"whitespace_pattern": pattern}
     # Whatever the schema says about its own compilation: nothing that it asks for is to be left out.
-    return LLMatcher.grammar_from_json_schema(
-        schema, overrides={"lenient": False, "coerce_one_of": False, **whitespace}  # type: ignore[typeddict-item]
-    )
+    options: dict[str, Any] = {"lenient": False, "coerce_one_of": False}
+    if wanted.disable_any_whitespace:
+        options["whitespace_flexible"] = False
+    else:
+        options["whitespace_pattern"] = wanted.whitespace_pattern or WHITESPACE
+    return LLMatcher.grammar_from_json_schema(schema, overrides=cast(Any, options))
 
 
 def _lark(text: str, limits: GrammarLimits) -> str:

@@ -1,4 +1,4 @@
-"""How much a grammar may cost: to compile, and in every step. What is above is refused, with the limit in the message."""
+"""How much a grammar may cost, to compile and in every step. What is above is refused, and the message says so."""
 
 from dataclasses import dataclass
 

@@ -41,7 +41,8 @@ class OutputConstraint:
 
     def allowed(self, draft_ids: Sequence[int]) -> Allowed:
         path = tuple(draft_ids)
-        if self._masks_at != self._request.num_output_tokens or path not in self._masks:
+        is_prepared = self._masks_at == self._request.num_output_tokens and path in self._masks
+        if not is_prepared and self._failure is None:
             self.prepare(DraftTree.chain(path))
         if self._failure is not None:
             raise self._failure
@@ -69,6 +70,9 @@ class OutputConstraint:
 
     def forced(self, max_tokens: int) -> Forced:
         return self._guarded(lambda matcher: self._forced(matcher, max_tokens), NOTHING_FORCED)
+
+    def of_request(self, request: Request) -> "OutputConstraint":
+        return OutputConstraint(self._compiled, self._view, request)
 
     def close(self) -> None:
         self._matcher = None

@@ -127,5 +127,3 @@ class _Finite:
         if len(items) < least and "items" in schema:
             items = [*items, schema["items"]]
         return all(self._has_answer(one) for one in items)
-
-

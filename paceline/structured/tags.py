@@ -83,11 +83,13 @@ class _Writer:
         return "TAG_TEXT"
 
     def regex(self, part: Any) -> str:
-        pattern = _get(part, "pattern", str).replace("/", "\\/").replace("\n", "\\n")
+        pattern: str = _get(part, "pattern", str)
+        pattern = pattern.replace("/", "\\/").replace("\n", "\\n")
         return f"/{pattern}/"
 
     def grammar(self, part: Any) -> str:
-        return "%lark {\n" + _get(part, "grammar", str) + "\n}"
+        text: str = _get(part, "grammar", str)
+        return "%lark {\n" + text + "\n}"
 
     def sequence(self, part: Any) -> str:
         return " ".join(self.rule(one) for one in _get(part, "elements", list)) or '""'

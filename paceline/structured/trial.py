@@ -6,11 +6,14 @@ and kept; it is asked line by line.
 """
 
 import base64
+import logging
 import subprocess
 import sys
 import threading
 import time
 from selectors import EVENT_READ, DefaultSelector
+
+logger = logging.getLogger("paceline")
 
 MAX_MEMORY_BYTES = 4 << 30  # address space of the process: a choice, far above what allowed texts take
 START_S = 20.0  # a busy machine may take seconds to start an interpreter
@@ -20,12 +23,15 @@ class Trial:
     def __init__(self, max_s: float) -> None:
         self._max_s = max_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_possible = True
         self._lock = threading.Lock()
 
     def refusal(self, grammar: str) -> str:
         """Why the grammar cannot be used; empty where nothing speaks against it."""
         with self._lock:
             process = self._running()
+            if process is None:
+                return ""
             assert process.stdin is not None and process.stdout is not None
             begin_s = time.perf_counter()
             try:
@@ -50,16 +56,25 @@ class Trial:
         with self._lock:
             self._end()
 
-    def _running(self) -> "subprocess.Popen[bytes]":
-        if self._process is None or self._process.poll() is not None:
+    def _running(self) -> "subprocess.Popen[bytes] | None":
+        """The process; None where none can be started here: then a grammar is compiled without trial."""
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._end()
+        if self._is_possible:
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _CHILD, str(MAX_MEMORY_BYTES)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                )
+                self._is_possible = _line(self._process, START_S) == b"ready\n"
+            except OSError:
+                self._is_possible = False
+        if not self._is_possible:
+            logger.warning("grammars are compiled without a limit of time: no process can be started for it here")
             self._end()
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _CHILD, str(MAX_MEMORY_BYTES)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-            )
-            _line(self._process, START_S)  # it says that it is ready
         return self._process
 
     def _end(self) -> None:
