@@ -1,4 +1,4 @@
-"""What the clients ask for. Every text has a limit, and nothing may be added: a small model otherwise writes until its tokens end."""
+"""What the clients ask for. Every text has a limit and nothing may be added: a small model would write on and on."""
 
 from typing import Literal
 

@@ -11,6 +11,7 @@ from paceline.serve.http.format_bodies import FormatFields, JsonObjectFormat, Js
 from paceline.serve.http.request_bodies import GenerationRequest
 from paceline.serve.tools.plan import ToolPlan
 
+_ENGINES_NAME = re.compile(r"^structured_outputs\.\w+ cannot be used: ")
 _PLACE = re.compile(r"at (?P<line>\d+)\(\d+\): (?P<reason>.*?)(?= \d+ \| |$)")
 _ARGUMENTS = re.compile(r"arguments_(\d+):")
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -26,11 +27,10 @@ def constraint_field(body: GenerationRequest, plan: ToolPlan | None) -> str | No
 
 def refusal(call: Call, error: InvalidRequestError) -> Exception:
     """A constraint that the engine cannot use, by the name of the field that asked for it."""
-    message = str(error)
     field = constraint_field(call.body, call.plan)
-    if field is None or not message.startswith("structured_outputs."):
+    if field is None or call.params.structured_outputs is None:
         return error
-    reason = message.partition(": ")[2]
+    reason = _ENGINES_NAME.sub("", str(error))
     if call.plan is not None:
         return ApiError(400, _of_tool(call, reason), code="invalid_value", param="tools")
     return ApiError(400, f"{field} cannot be used: {reason}", code="invalid_value", param=field)

@@ -45,6 +45,13 @@ def test_each_field_becomes_the_engines_constraint(
     assert (json.loads(given) if kind in ("json", "structural_tag") else given) == value
 
 
+def test_a_schema_with_thousands_of_properties_is_taken(server: Running, http: httpx.Client) -> None:
+    schema = {"type": "object", "properties": {f"property_{i}": {"type": "integer"} for i in range(2000)}}
+    http.post("/v1/completions", json={"prompt": "x", "max_tokens": 2, "guided_json": schema}).raise_for_status()
+    held = server.backend.params[-1].structured_outputs
+    assert held is not None and json.loads(str(held.json)) == schema
+
+
 def test_text_is_no_constraint(server: Running, http: httpx.Client) -> None:
     body = {"prompt": "x", "max_tokens": 2, "response_format": {"type": "text"}}
     http.post("/v1/completions", json=body).raise_for_status()
