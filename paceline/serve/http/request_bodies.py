@@ -23,7 +23,7 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "reasoning_effort": ((), "the model has no reasoning levels"),
     "verbosity": ((), "the model has no verbosity levels: ask for a short answer in a message"),
     "web_search_options": ((), "this server does not search the web"),
-    "store": ((False,), "this server stores no answers"),
+    "store": ((False,), "chats are not stored: use /v1/responses"),
     "service_tier": (("auto", "default"), "there is one service tier"),
     "suffix": (("",), "the model fills in no middles: only prompt -> continuation"),
 }

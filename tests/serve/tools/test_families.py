@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from paceline.errors import InvalidOptionError
 from paceline.serve.http.tool_bodies import Tool
 from paceline.serve.tools.events import Arguments, CallBegin, Content, Out
 from paceline.serve.tools.families import FAMILIES, NAME, family_name
+from paceline.serve.tools.generic import PROMPT
 from paceline.serve.tools.grammar import MAX_CALLS, calls_grammar
 from paceline.serve.tools.parsers import parse
 from paceline.serve.tools.plan import tool_format
@@ -153,3 +155,12 @@ def test_beside_a_format_an_answer_is_calls_or_of_that_format(name: str, held: H
 def test_text_before_a_call_is_content() -> None:
     parser = FAMILIES["mistral"].parser({"f"}, Out())
     assert parse(parser, "So: " + written("mistral", ("f", "{}")))[:2] == [Content("So:"), CallBegin(0, "f")]
+
+
+def test_the_docs_show_the_parsers_and_the_generic_prompt() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "structured.md").read_text()
+    for name in FAMILIES:
+        assert f"| `{name}` |" in page
+    shown = PROMPT.format(tools='{"name": "get_weather", "description": "...", "parameters": {...}}')
+    assert f"```\n{shown}\n```" in page
+    assert f"up to {MAX_CALLS - 1} more" in page
