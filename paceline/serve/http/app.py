@@ -142,7 +142,9 @@ def _add_tokenizer(app: FastAPI, service: Service, reader: BodyReader) -> None:
     async def tokenize(body: TokenizeBody) -> Response:
         check_model(body.model, service.config)
         if body.messages is not None:
-            tokens = await tokenize_chat(body.messages, service.backend, body.add_generation_prompt)
+            tokens = await tokenize_chat(
+                body.messages, service.backend, body.add_generation_prompt, tools=body.tools or ()
+            )
         else:
             tokens = await tokenize_text(body.prompt or "", service.backend, body.add_special_tokens)
         if len(tokens) > reader.max_values:  # no route would take them back

@@ -21,6 +21,7 @@ Model = TypeVar("Model", bound=Body)
 # Beside token ids, nothing in a request comes in large numbers.
 MAX_ITEMS = 4096
 MAX_KEYS = 4096  # a JSON schema may have thousands of properties
+MAX_DEPTH = 100  # a choice: schemas of large APIs have some 30 levels; what walks a schema takes a few frames for each
 VALUES_BESIDE_TOKENS = 16_384
 TEXTS_OF_TOKENS = 4  # full contexts that a body may hold as token ids: prompts, allowed tokens, a prediction
 
@@ -102,19 +103,22 @@ def check_shape(data: Any) -> None:
 
 
 def _check_field(field_value: Any, field: str) -> None:
-    waiting = [field_value]
+    waiting = [(field_value, 1)]
     while waiting:
-        value = waiting.pop()
+        value, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            message = f"{field} is nested more than {MAX_DEPTH} levels deep: flatten it"
+            raise ApiError(400, message, code="too_deep", param=field)
         if isinstance(value, dict):
             _check_keys(value, field)
-            waiting.extend(value.values())
+            waiting.extend((item, depth + 1) for item in value.values())
         elif isinstance(value, list):
             kinds = set(map(type, value))
             if len(value) > MAX_ITEMS and kinds != {int}:
                 message = f"a list has {len(value)} items; beside token ids at most {MAX_ITEMS} are taken"
                 raise ApiError(400, message, code="too_long", param=field)
             if not kinds.isdisjoint((dict, list)):
-                waiting.extend(value)
+                waiting.extend((item, depth + 1) for item in value)
 
 
 def _check_keys(value: dict[str, Any], field: str | None) -> None:

@@ -215,6 +215,7 @@ class TokenizeRequest(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
+    tools: Tools | None = None
     add_special_tokens: StrictBool = True
     add_generation_prompt: StrictBool = True
 
@@ -222,6 +223,8 @@ class TokenizeRequest(Body):
     def _one_input(self) -> "TokenizeRequest":
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "give prompt or messages, one of the two", param="prompt")
+        if self.tools and self.messages is None:
+            raise ApiError(400, "tools only go with messages", param="tools")
         return self
 
 

@@ -6,9 +6,11 @@ from typing import Any
 import httpx
 import pytest
 
+from paceline.errors import InvalidOptionError
 from paceline.serve.http.response_bodies import ChatCompletion
+from paceline.serve.tools.families import FAMILIES
 from tests.serve import fake
-from tests.serve.conftest import Running
+from tests.serve.conftest import Running, running
 from tests.serve.generate.test_serve_routes import events
 
 CHAT = "/v1/chat/completions"
@@ -131,6 +133,50 @@ def test_tools_are_told_in_the_system_message_where_the_template_takes_none(serv
     assert f"<assistant>{OSLO}\n" in with_tools
     assert with_tools.endswith("<user><tool_response>\nrain\n</tool_response>\n<assistant>")
     assert without.startswith("<system>Be kind.\n<user>") and without.endswith(with_tools.partition("Weather?")[2])
+
+
+class TakesTools(fake.ByteTokenizer):
+    """Of a model whose template tells it of tools, as Qwen's does."""
+
+    chat_template = "{% if tools %}{{ tools | tojson }}{% endif %}<tool_call>"
+
+    def chat_token_ids(self, messages: Any, add_generation_prompt: bool = True, *, tools: Any = None) -> list[int]:
+        return self.encode(json.dumps({"messages": messages, "tools": tools}, ensure_ascii=False))
+
+
+def test_a_template_that_takes_tools_gets_them_and_the_history_as_objects() -> None:
+    backend = fake.FakeBackend()
+    backend.tokenizer = TakesTools()
+    call = {"id": "c1", "type": "function", "function": {"name": "clock", "arguments": '{"zone": [1]}'}}
+    broken = {"id": "c2", "type": "function", "function": {"name": "clock", "arguments": "{oops"}}
+    messages = [
+        {"role": "user", "content": "Weather?"},
+        {"role": "assistant", "tool_calls": [call, broken]},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "noon"}]},
+    ]
+    with running(backend) as server, server.client() as http:
+        ask(http, {"messages": messages, "tools": TOOLS, "max_tokens": 4})
+        asked = json.loads(backend.prompts[-1])
+        tokens = http.post("/tokenize", json={"messages": messages, "tools": TOOLS}).json()["tokens"]
+    assert bytes(tokens).decode() == backend.prompts[-1]
+    assert asked["tools"][0] == WEATHER
+    assert asked["tools"][1]["function"]["parameters"]["type"] == "object"
+    first, second = asked["messages"][1]["tool_calls"]
+    assert first["function"]["arguments"] == {"zone": [1]} and second["function"]["arguments"] == "{oops"
+    assert asked["messages"][2] == {"role": "tool", "content": "noon", "tool_call_id": "c1"}
+
+
+def test_a_parser_that_does_not_go_with_the_model_is_found_out_at_the_start() -> None:
+    with (
+        pytest.raises(InvalidOptionError, match="takes no tools"),
+        running(fake.FakeBackend(), tool_call_parser="mistral"),
+    ):
+        pass
+    backend = fake.FakeBackend()
+    backend.tokenizer = TakesTools()
+    with running(backend, tool_call_parser="llama3_json") as server, server.client() as http:
+        assert server.service.tool_format.family is FAMILIES["llama3_json"]
+        assert http.get("/health").status_code == 200
 
 
 @pytest.mark.parametrize(

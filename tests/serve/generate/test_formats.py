@@ -52,6 +52,20 @@ def test_a_schema_with_thousands_of_properties_is_taken(server: Running, http: h
     assert held is not None and json.loads(str(held.json)) == schema
 
 
+@pytest.mark.parametrize("depth", [60, 200, 400])
+def test_a_schema_that_is_nested_too_deeply_is_refused(http: httpx.Client, depth: int) -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"properties": {"a": schema}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    for fields in ({"guided_json": schema}, {"tools": tools}, {"tools": tools, "tool_choice": "required"}):
+        answer = http.post(CHAT, json={"messages": [{"role": "user", "content": "x"}]} | fields)
+        assert answer.status_code == 400 and "nested" in answer.json()["error"]["message"]
+    text = json.dumps(schema)
+    answer = http.post(CHAT, json={"messages": [{"role": "user", "content": "x"}], "guided_json": text})
+    assert answer.status_code < 500
+
+
 def test_text_is_no_constraint(server: Running, http: httpx.Client) -> None:
     body = {"prompt": "x", "max_tokens": 2, "response_format": {"type": "text"}}
     http.post("/v1/completions", json=body).raise_for_status()
