@@ -82,8 +82,7 @@ class Processor:
             )
             for i in range(params.n)
         ]
-        for request in requests:
-            self._grammars.constrain(request)
+        self._grammars.constrain(*requests)
         return Job(request_id, text, token_ids, requests)
 
     def _prepare(self, params: SamplingParams) -> _Prepared:

@@ -45,11 +45,15 @@ class Grammars:
         self._lock = threading.Lock()  # callers may be in several threads
         self._compiled: OrderedDict[bytes, tuple[LLMatcher, int]] = OrderedDict()  # least recently used first
 
-    def constrain(self, request: Request) -> None:
-        """Give the request its constraint, where its options ask for one and it has none yet."""
-        wanted = request.sampling_params.structured_outputs
-        if wanted is not None and request.constraint is None:
-            request.constraint = OutputConstraint(self.compile(wanted), self.view(), request)
+    def constrain(self, *requests: Request) -> None:
+        """Give requests of one call their constraints, where their options ask for one and they have none yet."""
+        wanted = requests[0].sampling_params.structured_outputs
+        unbound = [request for request in requests if request.constraint is None]
+        if wanted is None or not unbound:
+            return
+        compiled, view = self.compile(wanted), self.view()
+        for request in unbound:
+            request.constraint = OutputConstraint(compiled, view, request)
 
     def compile(self, wanted: StructuredOutputsParams) -> LLMatcher:
         """A matcher at the beginning of the grammar: to be copied, not used. Raises InvalidRequestError."""

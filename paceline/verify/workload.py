@@ -34,7 +34,8 @@ SCHEMA = StructuredOutputsParams(
         },
         "required": ["city", "kind", "size"],
         "additionalProperties": False,
-    }
+    },
+    disable_any_whitespace=True,
 )
 LONG_SETTINGS = (GREEDY, "T=1")  # of long answers
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
