@@ -46,7 +46,9 @@ def ask(http: httpx.Client, **body: Any) -> dict[str, Any]:
     return choice
 
 
-@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1, "seed": 7}])
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0}, pytest.param({"temperature": 1, "seed": 7}, marks=pytest.mark.slow)]
+)
 def test_required_calls_are_of_their_schema_and_the_same_with_speculation_off(
     http: httpx.Client, sampling: dict[str, Any]
 ) -> None:
@@ -68,6 +70,7 @@ def test_a_named_function_is_called_once(http: httpx.Client) -> None:
     assert [call["function"] for call in choice["message"]["tool_calls"]] == [{"name": "clock", "arguments": "{}"}]
 
 
+@pytest.mark.slow
 def test_with_a_format_and_tools_the_answer_is_one_of_the_two(http: httpx.Client) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
     for seed in range(3):
