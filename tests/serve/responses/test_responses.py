@@ -154,6 +154,7 @@ def test_tenants_see_their_own_responses_only_and_the_store_forgets() -> None:
         connect(server, "b") as other,
     ):
         first = one.responses.create(model="fake", input=say("one"))
+        assert one.responses.retrieve(first.id).output_text == "one"
         with pytest.raises(openai.NotFoundError):
             other.responses.retrieve(first.id)
         with pytest.raises(openai.BadRequestError):
