@@ -29,7 +29,7 @@ def format_for(call: Call, tokenizer: Tokenizer) -> Format:
         return CompletionFormat(tokenizer, call)
     if call.plan is None:
         return ChatFormat(tokenizer)
-    from paceline.serve.generate.chat_tools import ChatToolsFormat
+    from paceline.serve.generate.chat_tools import ChatToolsFormat  # which is made of this file's ChatFormat
 
     return ChatToolsFormat(tokenizer, call.plan)
 

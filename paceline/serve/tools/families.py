@@ -8,7 +8,8 @@ from typing import Final
 
 from paceline.errors import InvalidOptionError
 from paceline.serve.tools.events import Out
-from paceline.serve.tools.parsers import Hermes, Llama3Json, Mistral, Parser
+from paceline.serve.tools.mistral import Mistral
+from paceline.serve.tools.parsers import Hermes, Llama3Json, Parser
 
 NAME: Final = "\N{SUBSTITUTE}"  # stands for the function's name in `Family.begin`
 

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.serve.tools.events import Arguments, CallBegin, Content, Event, Out, joined
-from paceline.serve.tools.parsers import Hermes, Llama3Json, Mistral, Parser, feed, finish, parse
+from paceline.serve.tools.mistral import Mistral
+from paceline.serve.tools.parsers import Hermes, Llama3Json, Parser, feed, finish, parse
 
 NAMES = ("get_weather", "get", "add")
 PARSERS: dict[str, Callable[[], Parser]] = {
