@@ -4,6 +4,7 @@ Compiling is done by whoever asks: the caller's thread offline, the worker of `A
 llguidance lets other threads run meanwhile.
 """
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from paceline.core.tokenizer import Tokenizer
 from paceline.errors import InvalidRequestError
 from paceline.structured.grammar_text import grammar_text
 from paceline.structured.limits import DEFAULT_LIMITS, GrammarLimits
-from paceline.structured.matching import OutputConstraint
+from paceline.structured.matching import CompiledGrammar, OutputConstraint
 from paceline.structured.trial import Trial
 
 
@@ -43,7 +44,7 @@ class Grammars:
         self._view: TokenView | None = None
         self._trial = Trial(limits.max_compile_s)
         self._lock = threading.Lock()  # callers may be in several threads
-        self._compiled: OrderedDict[bytes, tuple[LLMatcher, int]] = OrderedDict()  # least recently used first
+        self._compiled: OrderedDict[bytes, tuple[CompiledGrammar, int]] = OrderedDict()  # least recently used first
 
     def constrain(self, *requests: Request) -> None:
         """Give requests of one call their constraints, where their options ask for one and they have none yet."""
@@ -55,8 +56,8 @@ class Grammars:
         for request in unbound:
             request.constraint = OutputConstraint(compiled, view, request)
 
-    def compile(self, wanted: StructuredOutputsParams) -> LLMatcher:
-        """A matcher at the beginning of the grammar: to be copied, not used. Raises InvalidRequestError."""
+    def compile(self, wanted: StructuredOutputsParams) -> CompiledGrammar:
+        """Raises InvalidRequestError, with the reason."""
         view = self.view()
         key = sha256(repr(wanted).encode("utf-8", "surrogatepass")).digest()
         with self._lock:
@@ -71,8 +72,9 @@ class Grammars:
             refusal = matcher.get_error()
         if matcher is None or refusal:
             raise InvalidRequestError(f"structured_outputs.{wanted.kind} cannot be used: {_first_lines(refusal)}")
-        self._keep(key, matcher, len(text))
-        return matcher
+        compiled = CompiledGrammar(matcher, wanted.kind in ("grammar", "structural_tag") and _names_tokens(text))
+        self._keep(key, compiled, len(text))
+        return compiled
 
     def view(self) -> TokenView:
         """Made on first use: it takes about half a second, in which no other thread runs."""
@@ -91,9 +93,9 @@ class Grammars:
     def __len__(self) -> int:
         return len(self._compiled)
 
-    def _keep(self, key: bytes, matcher: LLMatcher, num_chars: int) -> None:
+    def _keep(self, key: bytes, compiled: CompiledGrammar, num_chars: int) -> None:
         with self._lock:
-            self._compiled[key] = (matcher, num_chars)
+            self._compiled[key] = (compiled, num_chars)
             total = sum(size for _, size in self._compiled.values())
             while len(self._compiled) > self.limits.max_cached or (
                 total > self.limits.max_cached_chars and len(self._compiled) > 1
@@ -125,6 +127,11 @@ def token_view(tokenizer: Tokenizer, vocab_size: int) -> TokenView:
     only_eos = np.zeros(vocab_size, dtype=bool)
     only_eos[sorted(eos)] = True
     return TokenView(found, vocab_size, eos, special, only_eos)
+
+
+def _names_tokens(grammar: str) -> bool:
+    """Whether a Lark grammar may hold `<|control|>` or `<[id]>`; text that only looks like it costs some time."""
+    return re.search(r"<[^<>\s]+>", grammar) is not None
 
 
 def _first_lines(text: str, num_chars: int = 400) -> str:

@@ -43,9 +43,15 @@ def grammars() -> Grammars:
 
 
 def constrained(regex: str, output: Sequence[int] = (), **params: Any) -> Request:
-    options = SamplingParams(
-        max_tokens=64, stop_token_ids=[END], structured_outputs=StructuredOutputsParams(regex=regex), **params
-    )
+    return _constrained(StructuredOutputsParams(regex=regex), output, **params)
+
+
+def constrained_by(grammar: str, output: Sequence[int] = ()) -> Request:
+    return _constrained(StructuredOutputsParams(grammar=grammar), output)
+
+
+def _constrained(wanted: StructuredOutputsParams, output: Sequence[int], **params: Any) -> Request:
+    options = SamplingParams(max_tokens=64, stop_token_ids=[END], structured_outputs=wanted, **params)
     request = Request("small", [A, B], options, max_tokens=64, seed=0, eos_token_ids=(END,))
     request.token_ids += output
     grammars().constrain(request)

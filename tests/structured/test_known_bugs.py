@@ -12,7 +12,7 @@ from paceline.core.constraint import Allowed
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.errors import RequestFailedError
-from paceline.structured.matching import OutputConstraint
+from paceline.structured.matching import CompiledGrammar, OutputConstraint
 from paceline.verifiers.dice import Dice
 from paceline.verifiers.multi_step import rejection_walk
 from paceline.verifiers.sample_match import sample_match_walk
@@ -72,10 +72,12 @@ class ShiftedByOneNode(Broken):
 
 class NotRolledBack(Broken):
     def __init__(self, compiled: Any, view: Any, request: Request) -> None:
-        super().__init__(Forgetful(compiled), view, request)  # type: ignore[arg-type]
+        forgetful = CompiledGrammar(Forgetful(compiled.matcher), names_tokens=False)  # type: ignore[arg-type]
+        super().__init__(forgetful, view, request)
+        self._sound = compiled
 
     def of_request(self, request: Request) -> OutputConstraint:
-        return OutputConstraint(self._compiled.matcher, self._view, request)  # type: ignore[attr-defined]
+        return OutputConstraint(self._sound, self._view, request)
 
 
 @dataclass

@@ -11,7 +11,7 @@ from paceline.core.constraint import Constraint
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.errors import RequestFailedError
-from tests.structured.small_vocabulary import AB, END, REGEXES, VOCAB, A, B, constrained
+from tests.structured.small_vocabulary import AB, END, REGEXES, VOCAB, A, B, constrained, constrained_by
 
 TEXT = {A: "a", B: "b", AB: "ab", END: ""}
 
@@ -130,3 +130,20 @@ def test_an_output_outside_the_grammar_ends_the_request_with_the_reason() -> Non
     assert len(constraint_of(request).prune(DraftTree.chain([A]))) == 0  # no draft, no exception
     with pytest.raises(RequestFailedError, match="does not allow token"):
         constraint_of(request).allowed(())
+
+
+@pytest.mark.parametrize("grammar", ["start: <[0]> <[1]> <[2]>", 'start: "a" <[2]> ("b" <[0]>)* | "a" "b"'])
+def test_tokens_named_in_a_grammar_are_walked_like_any_others(grammar: str) -> None:
+    """llguidance cannot take back a named token that it had forced."""
+    request, alone = constrained_by(grammar), constrained_by(grammar)
+    tree = DraftTree([A, B, AB, AB, B, A], [-1, 0, 1, 0, 3, 4])
+    before = allowed_ids(alone)
+    constraint_of(request).prepare(tree)
+    constraint_of(request).forced(8)
+    kept = constraint_of(request).prune(tree)
+    for node in range(-1, len(kept)):
+        path = path_of(kept, node)
+        assert allowed_ids(request, path) == allowed_ids(constrained_by(grammar), path)
+    assert len(kept) > 1 and before == allowed_ids(request)
+    request.token_ids.append(A)
+    assert allowed_ids(request) == allowed_ids(constrained_by(grammar, [A]))
