@@ -28,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="bench_verb", required=True, metavar="VERB")
     single = verbs.add_parser("run", help="one setting on one workload, printed")
     single.add_argument("--setting", default="auto", help="plain, auto, METHOD:K, JSON or NAME=URL (default: auto)")
-    single.add_argument("--workload", default="all", help="category, list of them, all, or a file (default: all)")
+    single.add_argument(
+        "--workload", default="all", help="category, list of them, all, agents, or a file (default: all)"
+    )
     single.add_argument("--concurrency", type=int)
     single.add_argument("--rate", type=float, metavar="PER_S", help="open loop: Poisson arrivals instead of users")
     single.add_argument("--temperature", type=float, default=0.0)

@@ -22,6 +22,7 @@ from paceline.spec.auto.default_members import CANNOT_BUILD
 from paceline.spec.config.speculative_config import SpeculativeConfig
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.speculator import Speculator
+from paceline.structured import Grammars
 from paceline.verifiers import Verifier, make_verifier
 
 logger = logging.getLogger("paceline")
@@ -74,6 +75,7 @@ def build_engine(
     speculator = make_speculator(speculative, services, may_fall_back=speculative_config is None)
     if captured is not None:
         prepare(captured, speculator.needs.hidden_layers)
+    grammars = Grammars(loaded.tokenizer, decoder.config.vocab_size)
     core = EngineCore(
         model=decoder,
         text_decoder=loaded.tokenizer,
@@ -83,6 +85,7 @@ def build_engine(
         speculator=speculator,
         verifier=_verifier(speculative),
         enable_prefix_caching=config.enable_prefix_caching,
+        grammars=grammars,
     )
     processor = Processor(
         loaded.tokenizer,
@@ -91,6 +94,7 @@ def build_engine(
         config.max_model_len,
         speculator.check_request,
         seed,
+        grammars,
     )
     return Engine(core, processor, loaded, config)
 

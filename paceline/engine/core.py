@@ -37,6 +37,7 @@ from paceline.kv.storage import move_slots
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.spec.proposer import Needs, RequestPass, StepContext
 from paceline.spec.speculator import Speculator
+from paceline.structured import Grammars, MaskMaker
 from paceline.verifiers.sample_match import follow_tokens
 from paceline.verifiers.verifier import Verifier
 
@@ -64,6 +65,7 @@ class EngineCore:
         speculator: Speculator,
         verifier: Verifier,
         enable_prefix_caching: bool = True,
+        grammars: Grammars | None = None,
     ) -> None:
         self._max_rows = scheduler_config.max_num_batched_tokens
         self.kv = KVCacheManager(kv_cache.shape[2] // block_size, block_size, enable_prefix_caching)
@@ -71,6 +73,8 @@ class EngineCore:
         self.runner = ModelRunner(model, kv_cache, block_size)
         self.speculator = speculator
         self.verifier = verifier
+        self.grammars = grammars or Grammars(text_decoder, model.config.vocab_size)
+        self.masks = MaskMaker(self.grammars.limits.max_mask_s)
         self.clock = StepClock()
         self.observers: list[Callable[[StepContext], None]] = []  # told after every step, in the engine's thread
         self._text_decoder = text_decoder
@@ -87,6 +91,7 @@ class EngineCore:
     def add_request(self, request: Request) -> RequestState:
         if request.request_id in self._states:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
+        self.grammars.constrain(request)  # where whoever made it has not done so
         params = request.sampling_params
         stop = StopStrings(params.stop_strings) if request.stop_strings is None else request.stop_strings
         detokenizer = Detokenizer(
@@ -128,6 +133,7 @@ class EngineCore:
         if not plan.scheduled:
             return None
         begin_s = self.clock.now()
+        self.masks.begin([(entry.request, entry.draft) for entry in plan.scheduled if entry.reaches_end])
         with self.clock.phase("execute"):
             rows = self.runner.launch(
                 plan.scheduled,
@@ -170,6 +176,7 @@ class EngineCore:
         with self.clock.phase("execute"):
             output = flight.rows.collect()
         with self.clock.phase("verify"):
+            self.masks.collect()
             results = self._verify(flight.scheduled, output)
         now = self.clock.now()
         self.scheduler.note_pass(flight.scheduled, now - max(flight.begin_s, self._collected_s))
@@ -289,7 +296,10 @@ class EngineCore:
         for token in result.token_ids:
             request.token_ids.append(token)
             added += 1
-            is_stop_token = token in stop_token_ids and num_output + added > params.min_tokens
+            # A grammar that has come to its end lets an end token through before min_tokens.
+            is_stop_token = token in stop_token_ids and (
+                num_output + added > params.min_tokens or request.constraint is not None
+            )
             hidden = is_stop_token and not params.include_stop_str_in_output
             stop_string = None if hidden else state.detokenizer.append(token)
             if is_stop_token:
@@ -316,7 +326,7 @@ class EngineCore:
             self.speculator.skip()  # the next pass is on its way, without drafts
             return
         for request, draft in zip(ready, self.speculator.propose(step), strict=True):
-            request.draft = draft
+            request.draft = draft if request.constraint is None else request.constraint.prune(draft)
 
     def _tell(self, observer: Callable[[StepContext], None], step: StepContext) -> None:
         try:
@@ -328,6 +338,8 @@ class EngineCore:
     def _finish(self, state: RequestState) -> None:
         request = state.request
         self.scheduler.finish(request)
+        if request.constraint is not None:
+            request.constraint.close()
         try:
             state.detokenizer.finish()
         except BaseException as raised:

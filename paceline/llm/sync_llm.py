@@ -154,6 +154,7 @@ class LLM:
             "step_seconds": dict(core.clock.seconds),
             "kv_usage": core.kv.usage,
             "speculation": core.speculator.stats(),
+            "structured": core.masks.figures(),
         }
 
     def _job(self, prompt: Prompt, params: SamplingParams) -> Job:

@@ -65,6 +65,8 @@ def _plain_message(index: int, message: Message) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidRequestError(f'message {index} must be like {{"role": "user", "content": "..."}}, not {message!r}')
     content = message.get("content")
+    if content is None and message.get("tool_calls"):
+        content = ""
     if isinstance(content, list):
         content = "".join(_text_part(index, part) for part in content)
     if not isinstance(content, str):

@@ -61,6 +61,13 @@ def test_bad_messages_are_refused(messages: list[Any], message: str) -> None:
         render("x", messages)
 
 
+def test_a_message_with_calls_needs_no_content() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    source = "{% for m in messages %}{{ m.content }}{{ m.tool_calls[0].function.arguments | tojson }}{% endfor %}"
+    assert render(source, [{"role": "assistant", "tool_calls": [call]}]) == '{"x": 1}'
+    assert render(source, [{"role": "assistant", "content": None, "tool_calls": [call]}]) == '{"x": 1}'
+
+
 def test_a_templates_own_refusal_reaches_the_user() -> None:
     with pytest.raises(InvalidRequestError, match="roles must alternate"):
         render("{{ raise_exception('roles must alternate') }}")
