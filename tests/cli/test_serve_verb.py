@@ -26,6 +26,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         def get_tokenizer(self) -> Any:
             return SimpleNamespace(control_tokens=SimpleNamespace(make_ready=lambda: seen.update(ready=True)))
 
+        def prepare_structured_outputs(self) -> None:
+            seen.update(structured=True)
+
     def run_server(backend: Any, config: Any, host: str, port: int, log_level: str) -> int:
         seen.update(backend=backend, config=config, host=host, port=port, log_level=log_level)
         return 0
