@@ -4,6 +4,7 @@ Compiling is done by whoever asks: the caller's thread offline, the worker of `A
 llguidance lets other threads run meanwhile.
 """
 
+import logging
 import re
 import threading
 from collections import OrderedDict
@@ -23,6 +24,8 @@ from paceline.structured.grammar_text import grammar_text
 from paceline.structured.limits import DEFAULT_LIMITS, GrammarLimits
 from paceline.structured.matching import CompiledGrammar, OutputConstraint
 from paceline.structured.trial import Trial
+
+logger = logging.getLogger("paceline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +86,12 @@ class Grammars:
         return self._view
 
     def prepare(self) -> None:
-        """Make ready what the first request would wait for."""
-        self.view()
+        """Make ready what the first request would wait for. A model that cannot have grammars serves other requests."""
+        try:
+            self.view()
+        except InvalidRequestError as error:
+            logger.warning("%s", error)
+            return
         self._trial.start()
 
     def close(self) -> None:
