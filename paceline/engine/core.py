@@ -133,7 +133,8 @@ class EngineCore:
         if not plan.scheduled:
             return None
         begin_s = self.clock.now()
-        self.masks.begin([(entry.request, entry.draft) for entry in plan.scheduled if entry.reaches_end])
+        masked = [entry for entry in plan.scheduled if entry.request.constraint is not None and entry.reaches_end]
+        self.masks.begin([(entry.request, entry.draft) for entry in masked])
         with self.clock.phase("execute"):
             rows = self.runner.launch(
                 plan.scheduled,
