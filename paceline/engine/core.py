@@ -12,7 +12,6 @@ no request. Only the target's pass, and memory that runs out, may end a step wit
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,14 +19,14 @@ from torch import Tensor
 from paceline.core.draft_counts import NO_PASS, DraftCounts
 from paceline.core.faults import request_error
 from paceline.core.forward import Decoder
-from paceline.core.outputs import RequestMetrics, VerifyResult
+from paceline.core.outputs import VerifyResult
 from paceline.core.request import Request, RequestStatus
 from paceline.core.stop_strings import StopStrings
 from paceline.core.tokenizer import Tokenizer
-from paceline.core.tree import DraftTree
 from paceline.engine.detokenizer import Detokenizer
 from paceline.engine.flight import Flight, as_if_done
 from paceline.engine.metrics import RequestTracker, StepClock
+from paceline.engine.request_state import RequestState
 from paceline.engine.runner import ModelRunner, PassOutput
 from paceline.engine.scheduler import ScheduledRequest, Scheduler, SchedulerConfig, SchedulerOutput
 from paceline.engine.verify_apart import record_prompt_logprobs, verify_apart
@@ -42,16 +41,6 @@ from paceline.verifiers.sample_match import follow_tokens
 from paceline.verifiers.verifier import Verifier
 
 logger = logging.getLogger("paceline")
-
-
-@dataclass(slots=True)
-class RequestState:
-    """A request and what the engine keeps beside it until its last output is read."""
-
-    request: Request
-    detokenizer: Detokenizer
-    tracker: RequestTracker
-    metrics: RequestMetrics | None = None  # set when the request is finished
 
 
 class EngineCore:
@@ -254,7 +243,7 @@ class EngineCore:
                 state = self._states[request.request_id]
                 updated.append(state)
                 num_tokens, is_verified = len(request.token_ids), entry.reaches_end
-                self._take_in(state, result, entry.draft)
+                state.take_in(result, entry.draft)
                 if request.error is None:
                     num_accepted = len(result.accepted)
                     if num_accepted:
@@ -272,47 +261,6 @@ class EngineCore:
                 self._finish(self._states[request.request_id])
         move_slots(self.runner.kv_cache, moves)
         return passes, updated
-
-    def _take_in(self, state: RequestState, result: VerifyResult, draft: DraftTree) -> None:
-        """Add the new tokens to their request; one that fails at it ends with what it had before the step."""
-        request = state.request
-        num_tokens, error = request.num_tokens, result.error
-        if error is None:
-            try:
-                num_added = self._append(state, result)
-                request.token_sources.extend(draft.sources(result.accepted)[:num_added])
-                if request.logprobs is not None and result.logprobs is not None:
-                    request.logprobs.extend(result.logprobs[:num_added])
-            except BaseException as raised:
-                error = request_error("turning its tokens into text", raised)
-        if error is not None:
-            del request.token_ids[num_tokens:]
-            request.finish_reason, request.stop_reason, request.error = "error", None, error
-
-    def _append(self, state: RequestState, result: VerifyResult) -> int:
-        """Add the new tokens one by one until something ends the request; return how many were added."""
-        request = state.request
-        params, stop_token_ids = request.sampling_params, request.stop_token_ids
-        num_output, added = request.num_output_tokens, 0
-        for token in result.token_ids:
-            request.token_ids.append(token)
-            added += 1
-            # A grammar that has come to its end lets an end token through before min_tokens.
-            is_stop_token = token in stop_token_ids and (
-                num_output + added > params.min_tokens or request.constraint is not None
-            )
-            hidden = is_stop_token and not params.include_stop_str_in_output
-            stop_string = None if hidden else state.detokenizer.append(token)
-            if is_stop_token:
-                request.finish_reason = "stop"
-                request.stop_reason = None if token in request.eos_token_ids else token
-            elif stop_string is not None:
-                request.finish_reason, request.stop_reason = "stop", stop_string
-            elif num_output + added >= request.max_tokens:
-                request.finish_reason = "length"
-            if request.finish_reason is not None:
-                break
-        return added
 
     def _propose(self, passes: Sequence[RequestPass], output: PassOutput, needs: Needs) -> None:
         ready = [p.request for p in passes if p.logits_row >= 0 and p.request.status is RequestStatus.RUNNING]

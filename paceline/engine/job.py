@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from paceline.core.draft_counts import DraftCounts
 from paceline.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from paceline.core.request import Request
-from paceline.engine.core import EngineCore, RequestState
+from paceline.engine.core import EngineCore
+from paceline.engine.request_state import RequestState
 
 
 @dataclass(slots=True)

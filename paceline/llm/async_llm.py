@@ -14,9 +14,10 @@ from paceline.core.outputs import RequestOutput, RequestOutputKind
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.step_record import Load, StepObserver
 from paceline.engine.build import Engine
-from paceline.engine.core import EngineCore, RequestState
+from paceline.engine.core import EngineCore
 from paceline.engine.job import Job
 from paceline.engine.processor import Prompt
+from paceline.engine.request_state import RequestState
 from paceline.errors import EngineDeadError, InvalidRequestError, PacelineError
 from paceline.llm.output_stream import News, OutputStream, post
 from paceline.llm.step_watch import StepWatch

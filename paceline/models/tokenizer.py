@@ -12,12 +12,14 @@ from typing import Any
 
 import tokenizers
 
+from paceline.core.incremental_text import INCOMPLETE
 from paceline.errors import InvalidRequestError, ModelLoadError
 from paceline.models.chat_template import ChatTemplate, Message, plain_messages
 from paceline.models.config import eos_token_ids, read_json
 from paceline.models.control_tokens import ControlTokens
 from paceline.models.gguf_tokenizer import SPACE_PIECE, build_tokenizer, tokenizer_config
 
+FEW_TOKENS = 8  # as many texts of single tokens are put together faster than decoded
 LONG_TEXT = 10_000  # characters from which on other threads may run meanwhile: only the batch call lets them
 
 
@@ -39,7 +41,9 @@ class Tokenizer:
         self._chat_template = None if chat_template is None else ChatTemplate(chat_template, special_tokens)
         self.control_tokens = ControlTokens(backend)
         self._token_texts: dict[int, str] = {}
-        self._single_texts: dict[tuple[int, bool], str] = {}
+        self._whole_texts: dict[bool, dict[int, str]] = {True: {}, False: {}}  # of tokens that are whole characters
+        # Such a decoder puts the tokens' bytes together, and so the texts of tokens that are whole characters.
+        self._joins_bytes = type(backend.decoder).__name__ == "ByteLevel"
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -89,15 +93,20 @@ class Tokenizer:
         return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        if len(token_ids) != 1:
+        if len(token_ids) > FEW_TOKENS or not self._joins_bytes:
             return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        # A stream asks for the text of its newest token alone every time: at most the vocabulary is remembered.
-        key = (token_ids[0], skip_special_tokens)
-        text = self._single_texts.get(key)
-        if text is None:
-            text = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-            self._single_texts[key] = text
-        return text
+        known = self._whole_texts[skip_special_tokens]
+        try:
+            return "".join([known[token_id] for token_id in token_ids])  # what a stream asks for with every token
+        except KeyError:
+            return self._decode_and_learn(token_ids, skip_special_tokens)
+
+    def _decode_and_learn(self, token_ids: Sequence[int], skip_special_tokens: bool) -> str:
+        for token_id in token_ids:
+            text = self.backend.decode([token_id], skip_special_tokens=skip_special_tokens)
+            if text and INCOMPLETE not in text:
+                self._whole_texts[skip_special_tokens][token_id] = text
+        return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
         """One token as text, its leading space kept; half a character shows as the replacement character."""

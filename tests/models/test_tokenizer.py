@@ -57,6 +57,15 @@ def test_smollm2_agrees_with_transformers_on_any_text(text: str, ours: Tokenizer
     assert ours.decode(ids) == from_transformers.decode(ids, skip_special_tokens=True)
 
 
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), skip=st.booleans())
+def test_a_few_tokens_are_decoded_as_the_backend_does(data: st.DataObject, skip: bool, ours: Tokenizer) -> None:
+    """Also where they are bytes of no character, special, or not in the vocabulary."""
+    some = st.one_of(st.integers(0, 300), st.integers(0, ours.vocab_size + 2))
+    ids = data.draw(st.lists(some, max_size=10))
+    assert ours.decode(ids, skip_special_tokens=skip) == ours.backend.decode(ids, skip_special_tokens=skip)
+
+
 def test_smollm2_gguf_is_its_folder(smollm2: Path, ours: Tokenizer) -> None:
     direct = Tokenizer.from_gguf(smollm2 / "source.gguf")
     for text in TEXTS:

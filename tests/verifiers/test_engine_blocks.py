@@ -13,8 +13,8 @@ import pytest
 from paceline.core.bad_words import BadWords
 from paceline.core.outputs import VerifyResult
 from paceline.core.request import Request
-from paceline.core.tree import DraftTree
-from paceline.engine.core import EngineCore, RequestState
+from paceline.engine.core import EngineCore
+from paceline.engine.request_state import RequestState
 from paceline.ops import sampling
 from paceline.ops.sampling import NodeRow
 from paceline.ops.sampling_types import FloatRow
@@ -98,24 +98,26 @@ def test_blocks_are_what_plain_decoding_gives(options: dict[str, Any], shape: An
     check(options, shape)
 
 
-def never_looks_inside_a_block(core: EngineCore) -> None:
+APPEND = RequestState._append
+
+
+def never_looks_inside_a_block(state: RequestState, result: VerifyResult) -> int:
     """Bug 17: only the last token of a block is looked at, for EOS, stop tokens, stop strings and the length."""
-    append = core._append
-
-    def broken(state: RequestState, result: VerifyResult, draft: DraftTree) -> list[int]:
-        state.request.token_ids += result.token_ids[:-1]
-        for token in result.token_ids[:-1]:
-            state.detokenizer.append(token)
-        last = VerifyResult(result.token_ids[-1:], [], None, result.error)
-        return [*result.token_ids[:-1], *append(state, last, draft)]
-
-    core._append = broken  # type: ignore[method-assign]
+    state.request.token_ids += result.token_ids[:-1]
+    for token in result.token_ids[:-1]:
+        state.detokenizer.append(token)
+    return len(result.token_ids) - 1 + APPEND(state, VerifyResult(result.token_ids[-1:], [], None, result.error))
 
 
 @pytest.mark.parametrize("options", [OPTIONS[0], OPTIONS[10], OPTIONS[11]], ids=name)
-def test_17_an_ending_inside_a_block_that_is_not_looked_for(options: dict[str, Any]) -> None:
+def test_17_an_ending_inside_a_block_that_is_not_looked_for(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def patch(core: EngineCore) -> None:
+        monkeypatch.setattr(RequestState, "_append", never_looks_inside_a_block)
+
     with pytest.raises(AssertionError):
-        check(options, "chain", never_looks_inside_a_block)
+        check(options, "chain", patch)
 
 
 @pytest.mark.parametrize("options", [OPTIONS[3], OPTIONS[4], ENDS_SOON_AFTER], ids=name)
