@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.draft_counts import DraftCounts
+from paceline.core.logprobs import TokenText
 from paceline.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from paceline.core.request import Request
 from paceline.engine.core import EngineCore, RequestState
@@ -16,6 +17,7 @@ class _Told:
     num_tokens: int = 0
     num_pieces: int = 0  # of the detokenizer's text
     end: bool = False
+    cumulative_logprob: float = 0.0
 
 
 @dataclass(slots=True)
@@ -27,6 +29,7 @@ class Job:
     prompt_token_ids: list[int]
     requests: list[Request]
     states: list[RequestState] = field(default_factory=list)
+    token_text: TokenText | None = None  # for log-probabilities that are read
     _told: list[_Told] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -47,20 +50,20 @@ class Job:
 
     def output(self) -> RequestOutput:
         """The whole state."""
-        return self._around([_completion(i, state, _Told()) for i, state in enumerate(self.states)])
+        return self._around([self._completion(i, state, _Told()) for i, state in enumerate(self.states)])
 
     def delta(self) -> RequestOutput:
         """What is new since the last delta."""
         outputs = []
         for i, (state, told) in enumerate(zip(self.states, self._told, strict=True)):
             if not told.end and (state.request.finished or state.request.num_output_tokens > told.num_tokens):
-                outputs.append(_completion(i, state, told))
+                outputs.append(self._completion(i, state, told))
         return self._around(outputs)
 
     def nothing(self) -> RequestOutput:
         """The state before the first token."""
         outputs = [
-            CompletionOutput(i, "", [], logprobs=None if request.logprobs is None else [])
+            CompletionOutput(i, "", [], token_logprobs=None if request.logprobs is None else [])
             for i, request in enumerate(self.requests)
         ]
         return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, outputs, finished=False)
@@ -75,26 +78,31 @@ class Job:
             outputs=outputs,
             finished=self.finished,
             metrics=_combine(metrics) if len(metrics) == len(self.states) else None,
-            prompt_logprobs=self.states[0].request.prompt_logprobs,
+            prompt_token_logprobs=self.states[0].request.prompt_logprobs,
             error=errors[0] if errors else None,
+            num_cached_tokens=self.states[0].request.num_cached_tokens,
+            token_text=self.token_text,
         )
 
-
-def _completion(index: int, state: RequestState, told: _Told) -> CompletionOutput:
-    """What a sample has beyond what was told, which is then all of it. Only what is new is copied."""
-    request, pieces = state.request, state.detokenizer.pieces
-    begin, end = told.num_tokens, request.num_output_tokens
-    output = CompletionOutput(
-        index=index,
-        text="".join(pieces[told.num_pieces :]),
-        token_ids=request.token_ids[request.num_prompt_tokens + begin :],
-        finish_reason=request.finish_reason,
-        stop_reason=request.stop_reason,
-        logprobs=None if request.logprobs is None else request.logprobs[begin:end],
-        token_sources=request.token_sources[begin:end],
-    )
-    told.num_tokens, told.num_pieces, told.end = end, len(pieces), request.finished
-    return output
+    def _completion(self, index: int, state: RequestState, told: _Told) -> CompletionOutput:
+        """What a sample has beyond what was told, which is then all of it. Only what is new is copied."""
+        request, pieces = state.request, state.detokenizer.pieces
+        begin, end = told.num_tokens, request.num_output_tokens
+        output = CompletionOutput(
+            index=index,
+            text="".join(pieces[told.num_pieces :]) if request.sampling_params.detokenize else "",
+            token_ids=request.token_ids[request.num_prompt_tokens + begin :],
+            finish_reason=request.finish_reason,
+            stop_reason=request.stop_reason,
+            token_sources=request.token_sources[begin:end],
+        )
+        if request.logprobs is not None:
+            output.token_logprobs = request.logprobs[begin:end]
+            for entry in output.token_logprobs:  # one by one: the same bits however deltas were cut
+                told.cumulative_logprob += entry.logprob
+            output.cumulative_logprob, output.token_text = told.cumulative_logprob, self.token_text
+        told.num_tokens, told.num_pieces, told.end = end, len(pieces), request.finished
+        return output
 
 
 def _combine(metrics: Sequence[RequestMetrics]) -> RequestMetrics:
@@ -115,4 +123,5 @@ def _combine(metrics: Sequence[RequestMetrics]) -> RequestMetrics:
         e2e_s=max((m.e2e_s for m in metrics if m.e2e_s is not None), default=None),
         lossy=any(m.lossy for m in metrics),
         draft_s=sum(m.draft_s for m in metrics),
+        arrival_s=metrics[0].arrival_s,
     )

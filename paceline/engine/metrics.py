@@ -43,6 +43,7 @@ class RequestTracker:
             e2e_s=since_arrival(self.last_token_s),
             lossy=lossy,
             draft_s=request.draft_s,
+            arrival_s=request.arrival_s,
         )
 
 

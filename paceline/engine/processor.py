@@ -55,6 +55,7 @@ class Processor:
         self._unseeded = itertools.count(1)  # callers may be in several threads
 
     def job(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Job:
+        params = params.submitted()
         prompt, cache_salt = _take_salt(prompt)
         text, token_ids = self._tokenize(prompt)
         self._check_length(token_ids)
@@ -79,7 +80,7 @@ class Processor:
             )
             for i in range(params.n)
         ]
-        return Job(request_id, text, token_ids, requests)
+        return Job(request_id, text, token_ids, requests, token_text=self.tokenizer.token_text)
 
     def _prepare(self, params: SamplingParams) -> _Prepared:
         """The options checked and put together; the last are kept, because many prompts come with the same ones."""

@@ -142,9 +142,7 @@ class FakeBackend:
                     prompt_logprobs = [None, *(TokenLogprobs(t, -1.0, 1, {t: -1.0}) for t in token_ids[1:])]
                 deltas = [_delta(a, b) for a, b in zip(told, outputs, strict=True) if a.finish_reason is None]
                 told = outputs
-                yield RequestOutput(
-                    request_id, None, list(token_ids), deltas, finished, metrics, prompt_logprobs=prompt_logprobs
-                )
+                yield RequestOutput(request_id, None, list(token_ids), deltas, finished, metrics, prompt_logprobs)
         finally:
             self.running.discard(request_id)
             if not finished:
@@ -198,7 +196,7 @@ def _delta(before: CompletionOutput, now: CompletionOutput) -> CompletionOutput:
         now.token_ids[known:],
         now.finish_reason,
         now.stop_reason,
-        None if now.logprobs is None else now.logprobs[known:],
+        None if now.token_logprobs is None else now.token_logprobs[known:],
         now.token_sources[known:],
     )
 

@@ -53,12 +53,12 @@ class Cursor:
     def advance(self, new: CompletionOutput) -> Delta | None:
         """What to tell of what is new, or None where that is nothing yet."""
         pieces = None if self._method is None else self._pieces(new.token_ids, new.token_sources, self._method)
-        tells_tokens = new.logprobs is not None or pieces is not None
+        tells_tokens = new.token_logprobs is not None or pieces is not None
         self._num_untold_tokens += len(new.token_ids)
         if not new.text and not (new.token_ids and tells_tokens) and new.finish_reason is None:
             return None
         delta = Delta(
-            self._index, self.first, new.text, self._num_untold_tokens, self._num_chars, new.logprobs, pieces,
+            self._index, self.first, new.text, self._num_untold_tokens, self._num_chars, new.token_logprobs, pieces,
             new.finish_reason, new.stop_reason,
         )  # fmt: skip
         self.first = False

@@ -49,8 +49,8 @@ async def _run_prompt(service: Service, call: Call, prompt: int, writer: Writer)
             for choice in output.outputs:
                 if choice.finish_reason is not None:
                     service.metrics.finished.inc(1, choice.finish_reason)
-            if output.prompt_logprobs is not None:
-                call.prompt_logprobs[prompt] = output.prompt_logprobs
+            if output.prompt_token_logprobs is not None:
+                call.prompt_logprobs[prompt] = output.prompt_token_logprobs
             if output.metrics is not None:
                 call.metrics[prompt] = output.metrics
                 service.metrics.finish(output.metrics)
