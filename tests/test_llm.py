@@ -78,11 +78,14 @@ def test_prompt_logprobs_and_logprobs(llm: LLM) -> None:
     assert all(entry.rank == 1 and len(entry.top) == 2 for entry in logprobs)
 
 
+def test_no_prompts_give_no_outputs(llm: LLM) -> None:
+    assert llm.generate([], GREEDY) == []
+
+
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
         ("", "empty"),
-        ([], "no prompt"),
         ([[]], "empty"),
         ("word " * 600, "context is 512"),
         ([[1, 10**9]], "token ids"),

@@ -13,6 +13,7 @@ paceline.errors.InvalidOptionError: LLM: tensor_parallel_size=2 is not supported
 `tests/core/test_foreign_options.py` holds the lists, and `docs/from-vllm.md` shows them.
 """
 
+import difflib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -186,6 +187,20 @@ REQUEST: dict[str, Foreign] = {
     "detokenize": only(True, reason="answers are text; return_token_sources adds the ids"),
 }
 
+# Arguments of `generate` and `chat`.
+CALL: dict[str, Foreign] = {
+    "lora_request": only(reason=NO_LORA),
+    "priority": only(0, [], reason="first come, first served"),
+    "tokenization_kwargs": only({}, reason="tokenize the text yourself and give token ids"),
+    "mm_processor_kwargs": only({}, reason=TEXT_ONLY),
+    "chat_template_content_format": only("auto", "string", reason="templates get each message's content as one text"),
+    "trace_headers": hint("there is no tracing"),
+    "arrival_time": hint("a request arrives when it is submitted"),
+    "data_parallel_rank": only(0, reason=ONE_DEVICE),
+    "reset_running_requests": hint("the weights never change, so running requests keep their keys and values"),
+    "reset_connector": only(False, reason=ONE_DEVICE),
+}
+
 # Keys of `speculative_config`.
 SPECULATIVE: dict[str, Foreign] = {
     "draft_tensor_parallel_size": only(1, reason=ONE_DEVICE),
@@ -204,7 +219,12 @@ SPECULATIVE: dict[str, Foreign] = {
 
 
 def take_foreign(where: str, table: Mapping[str, Foreign], given: Mapping[str, Any]) -> None:
-    """Refuse what asks for something; say once what was accepted without effect. Every name is in the table."""
+    """Refuse what is not known and what asks for something; say once what was accepted without effect."""
+    for name in given:
+        if name not in table:
+            near = difflib.get_close_matches(name, table, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise InvalidOptionError(f"{where} takes no {name!r}.{hint} docs/from-vllm.md lists what it takes.")
     said = {name: value for name, value in given.items() if value is not None}
     for name, value in said.items():
         check_foreign(where, table, name, value)

@@ -39,6 +39,12 @@ class Job:
     def finished(self) -> bool:
         return all(state.request.finished for state in self.states)
 
+    @property
+    def metrics(self) -> RequestMetrics | None:
+        """Once all samples are finished."""
+        metrics = [state.metrics for state in self.states if state.metrics is not None]
+        return _combine(metrics) if len(metrics) == len(self.states) else None
+
     def start(self, core: EngineCore) -> None:
         for request in self.requests:
             self.states.append(core.add_request(request))
@@ -70,14 +76,13 @@ class Job:
 
     def _around(self, outputs: list[CompletionOutput]) -> RequestOutput:
         errors = [state.request.error for state in self.states if state.request.error is not None]
-        metrics = [state.metrics for state in self.states if state.metrics is not None]
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
             outputs=outputs,
             finished=self.finished,
-            metrics=_combine(metrics) if len(metrics) == len(self.states) else None,
+            metrics=self.metrics,
             prompt_token_logprobs=self.states[0].request.prompt_logprobs,
             error=errors[0] if errors else None,
             num_cached_tokens=self.states[0].request.num_cached_tokens,
