@@ -56,14 +56,14 @@ class Job:
 
     def output(self) -> RequestOutput:
         """The whole state."""
-        return self._around([self._completion(i, state, _Told()) for i, state in enumerate(self.states)])
+        return self._around([_completion(i, state, _Told()) for i, state in enumerate(self.states)])
 
     def delta(self) -> RequestOutput:
         """What is new since the last delta."""
         outputs = []
         for i, (state, told) in enumerate(zip(self.states, self._told, strict=True)):
             if not told.end and (state.request.finished or state.request.num_output_tokens > told.num_tokens):
-                outputs.append(self._completion(i, state, told))
+                outputs.append(_completion(i, state, told))
         return self._around(outputs)
 
     def nothing(self) -> RequestOutput:
@@ -75,6 +75,9 @@ class Job:
         return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, outputs, finished=False)
 
     def _around(self, outputs: list[CompletionOutput]) -> RequestOutput:
+        for output in outputs:
+            if output.token_logprobs is not None:
+                output.token_text = self.token_text
         errors = [state.request.error for state in self.states if state.request.error is not None]
         return RequestOutput(
             request_id=self.request_id,
@@ -89,25 +92,26 @@ class Job:
             token_text=self.token_text,
         )
 
-    def _completion(self, index: int, state: RequestState, told: _Told) -> CompletionOutput:
-        """What a sample has beyond what was told, which is then all of it. Only what is new is copied."""
-        request, pieces = state.request, state.detokenizer.pieces
-        begin, end = told.num_tokens, request.num_output_tokens
-        output = CompletionOutput(
-            index=index,
-            text="".join(pieces[told.num_pieces :]) if request.sampling_params.detokenize else "",
-            token_ids=request.token_ids[request.num_prompt_tokens + begin :],
-            finish_reason=request.finish_reason,
-            stop_reason=request.stop_reason,
-            token_sources=request.token_sources[begin:end],
-        )
-        if request.logprobs is not None:
-            output.token_logprobs = request.logprobs[begin:end]
-            for entry in output.token_logprobs:  # one by one: the same bits however deltas were cut
-                told.cumulative_logprob += entry.logprob
-            output.cumulative_logprob, output.token_text = told.cumulative_logprob, self.token_text
-        told.num_tokens, told.num_pieces, told.end = end, len(pieces), request.finished
-        return output
+
+def _completion(index: int, state: RequestState, told: _Told) -> CompletionOutput:
+    """What a sample has beyond what was told, which is then all of it. Only what is new is copied."""
+    request, pieces = state.request, state.detokenizer.pieces
+    begin, end = told.num_tokens, request.num_output_tokens
+    output = CompletionOutput(
+        index=index,
+        text="".join(pieces[told.num_pieces :]) if request.sampling_params.detokenize else "",
+        token_ids=request.token_ids[request.num_prompt_tokens + begin :],
+        finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+        token_sources=request.token_sources[begin:end],
+    )
+    if request.logprobs is not None:
+        output.token_logprobs = request.logprobs[begin:end]
+        for entry in output.token_logprobs:  # one by one: the same bits however deltas were cut
+            told.cumulative_logprob += entry.logprob
+        output.cumulative_logprob = told.cumulative_logprob
+    told.num_tokens, told.num_pieces, told.end = end, len(pieces), request.finished
+    return output
 
 
 def _combine(metrics: Sequence[RequestMetrics]) -> RequestMetrics:
