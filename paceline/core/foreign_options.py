@@ -185,6 +185,7 @@ REQUEST: dict[str, Foreign] = {
     "repetition_detection": SAMPLING["repetition_detection"],
     "thinking_token_budget": SAMPLING["thinking_token_budget"],
     "detokenize": only(True, reason="answers are text; return_token_sources adds the ids"),
+    "echo": only(False, reason="only /v1/completions repeats its prompt"),
 }
 
 # Arguments of `generate` and `chat`.

@@ -53,6 +53,7 @@ class RequestMetrics:
     lossy: bool = False  # verified by a rule that changes the distribution (only by explicit choice)
     draft_s: float = 0.0  # host time spent drafting, its share of what was drafted for a whole batch
     arrival_s: float = 0.0  # by time.perf_counter
+    num_preemptions: int = 0
 
     # vLLM's names. Moments are on the clock of time.perf_counter, `arrival_time` on the wall's.
     is_corrupted: ClassVar[bool] = False  # logits that are not finite end a request with an error

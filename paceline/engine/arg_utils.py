@@ -18,7 +18,7 @@ from paceline.core.foreign_options import ENGINE, Foreign
 DEFAULT_MODEL = "smollm2-135m"
 
 
-def _json(text: str) -> Any:
+def json_value(text: str) -> Any:
     """A value as JSON would have it, else as text."""
     try:
         return json.loads(text)
@@ -29,7 +29,7 @@ def _json(text: str) -> Any:
 # Options of `LLM`: how a word of the command line becomes a value. bool: a switch with a `--no-` twin.
 OWN: dict[str, Any] = {
     "model": str,
-    "speculative_config": _json,
+    "speculative_config": json_value,
     "dtype": str,
     "device": str,
     "quantization": str,
@@ -46,7 +46,7 @@ OWN: dict[str, Any] = {
     "max_token_delay_s": float,
     "seed": int,
     "generation_config": str,
-    "override_generation_config": _json,
+    "override_generation_config": json_value,
     "chat_template": str,
     "tokenizer": str,
     "num_gpu_blocks_override": int,
@@ -79,12 +79,16 @@ class _EngineArgs:
         return {name: value for name, value in vars(self).items() if value is not None}
 
 
-def add_foreign_flags(parser: argparse.ArgumentParser, table: Mapping[str, Foreign]) -> None:
+def add_foreign_flags(
+    parser: argparse.ArgumentParser,
+    table: Mapping[str, Foreign],
+    shown: bool = True,  # in --help
+) -> None:
     """vLLM's flags that have no effect; `take_foreign` says so, or why a value is refused."""
     group = parser.add_argument_group("accepted without effect, or refused with the reason")
     for name, foreign in table.items():
-        kind = bool if name.startswith(SWITCHES) else _json
-        add_flag(group, name, kind, help=foreign.reason)
+        kind = bool if name.startswith(SWITCHES) else json_value
+        add_flag(group, name, kind, help=foreign.reason if shown else argparse.SUPPRESS)
 
 
 def add_flag(group: argparse._ArgumentGroup, name: str, kind: Any, **options: Any) -> None:

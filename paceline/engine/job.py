@@ -133,4 +133,5 @@ def _combine(metrics: Sequence[RequestMetrics]) -> RequestMetrics:
         lossy=any(m.lossy for m in metrics),
         draft_s=sum(m.draft_s for m in metrics),
         arrival_s=metrics[0].arrival_s,
+        num_preemptions=sum(m.num_preemptions for m in metrics),
     )

@@ -44,6 +44,7 @@ class RequestTracker:
             lossy=lossy,
             draft_s=request.draft_s,
             arrival_s=request.arrival_s,
+            num_preemptions=request.num_preemptions,
         )
 
 

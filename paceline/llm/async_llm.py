@@ -186,6 +186,15 @@ class AsyncLLM:
     def vocab_size(self) -> int:
         return self.engine.model.config.vocab_size
 
+    @property
+    def cache_config(self) -> dict[str, str]:
+        config = self.engine.config
+        return {
+            "block_size": str(config.block_size),
+            "num_gpu_blocks": str(config.num_kv_blocks),
+            "enable_prefix_caching": str(config.enable_prefix_caching),
+        }
+
     def method_of(self, params: SamplingParams) -> str:
         """The drafting method that a request with these options gets; "none": plain decoding."""
         return self._llm.method_of(params)

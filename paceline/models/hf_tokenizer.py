@@ -20,6 +20,7 @@ class HFTokenizer(ABC):
     eos_token_ids: tuple[int, ...]
     special_tokens: Mapping[str, str]  # "bos_token" -> "<s>", ...
     vocab_size: int
+    chat_template: str | None  # Jinja
 
     is_fast = True
     padding_side = "left"
@@ -144,6 +145,18 @@ class HFTokenizer(ABC):
         if conversation and not isinstance(conversation[0], Mapping):
             return [make(one, add_generation_prompt, **options) for one in conversation]  # type: ignore[arg-type]
         return make(conversation, add_generation_prompt, **options)  # type: ignore[arg-type]
+
+    def info(self) -> dict[str, Any]:
+        """What tokenizer_config.json would say, of what clients ask for."""
+        return {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "vocab_size": self.vocab_size,
+            "chat_template": self.chat_template,
+            "bos_token": self.bos_token,
+            "eos_token": self.eos_token,
+            "pad_token": self.pad_token,
+            "unk_token": self.unk_token,
+        }
 
     def _special_id(self, name: str, default: int | None = None) -> int | None:
         token = self.special_tokens.get(name)

@@ -30,7 +30,13 @@ class ByteTokenizer:
     def token_text(self, token_id: int) -> str:
         return self.decode([token_id])
 
-    def chat_token_ids(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
+    def info(self) -> dict[str, Any]:
+        names = ("chat_template", "bos_token", "eos_token", "pad_token", "unk_token")
+        return {"tokenizer_class": "bytes", "vocab_size": 257, **dict.fromkeys(names)}
+
+    def chat_token_ids(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **options: Any
+    ) -> list[int]:
         text = "".join(f"<{m['role']}>{m['content']}\n" for m in messages)
         return self.encode(text + ("<assistant>" if add_generation_prompt else ""))
 
@@ -46,12 +52,14 @@ class FakeBackend:
     DRAFT = 2
     vocab_size = 257
     methods = ("ngram", "prediction")
+    cache_config: Mapping[str, str] = {"block_size": "16"}
 
     def __init__(self, step_s: float = 0.0, max_num_seqs: int = 8, max_model_len: int = 4096) -> None:
         self.step_s = step_s
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.tokenizer = ByteTokenizer()
+        self.default_sampling: dict[str, Any] = {}
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self.params: list[SamplingParams] = []  # of every request, as the server asked

@@ -20,6 +20,8 @@ class Call:
     prompts: list[list[int]]
     params: SamplingParams
     cache_salt: str = ""
+    reasoning_parser: str | None = None  # where what a model thinks is told apart
+    only_echo: bool = False  # the prompt is asked for, and no token after it
     created: int = field(default_factory=lambda: int(time.time()))
     arrival_s: float = field(default_factory=time.perf_counter)
     counts: list[DraftCounts] = field(default_factory=list)  # so far, one per choice, where a prediction was given

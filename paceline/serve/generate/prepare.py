@@ -17,6 +17,9 @@ async def prepare(service: Service, body: GenerationRequest, request_id: str, te
     params = await sampling_params(body, [len(p) for p in prompts], backend, config)
     kind = "chatcmpl" if isinstance(body, ChatCompletionRequest) else "cmpl"
     call = Call(f"{kind}-{request_id}", model, body, prompts, params, tenant.cache_salt(body.cache_salt))
+    if isinstance(body, ChatCompletionRequest):
+        call.reasoning_parser = config.reasoning_parser
+    call.only_echo = body.max_tokens == 0
     service.metrics.prompt_tokens.inc(sum(len(p) for p in prompts))
     if config.log_prompts:
         log("prompt", id=call.id, prompts=[backend.tokenizer.decode(p, False) for p in prompts])

@@ -3,6 +3,7 @@
 import logging
 import time
 
+from paceline.core.step_record import StepRecord
 from paceline.serve.config import ServerConfig
 from paceline.serve.generate.served_engine import ServedEngine
 from paceline.serve.http.gate import Gate
@@ -20,8 +21,12 @@ class Service:
         self.gate = Gate(backend.max_num_seqs, config.max_queue_len, config.request_timeout_s)
         self.engine_dead = False
         self.begin_s = time.time()
-        backend.watch(self.latest_steps.observe)
+        backend.watch(self._observe)  # one observer: what it is told is made for each
         backend.when_dead(self._note_death)
+
+    def _observe(self, step: StepRecord) -> None:
+        self.latest_steps.observe(step)
+        self.metrics.observe_step(step)
 
     def _note_death(self, error: Exception) -> None:
         self.engine_dead = True

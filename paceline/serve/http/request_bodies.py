@@ -1,13 +1,15 @@
 """Request bodies: OpenAI's fields, vLLM's additions under vLLM's names, and ours for speculation.
 
-A field is honoured or refused, never ignored: an unknown one is an error that names it, and OpenAI's fields for what
-this server does not do (tools, audio, ...) are refused with a reason. The few that only label a request are accepted.
+A field is honoured or refused: OpenAI's fields for what this server does not do (audio, ...) are refused with a reason,
+unless they ask for nothing (`UNSUPPORTED` here, vLLM's in core/foreign_options.py). The few that only label a request
+are accepted. What becomes of a field that nobody knows: validation.py.
 """
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, WithJsonSchema, model_validator
 
+from paceline.core.foreign_options import REQUEST
 from paceline.core.sampling_params import MAX_LOGPROBS
 from paceline.serve.http.errors import ApiError
 
@@ -42,7 +44,12 @@ class Body(BaseModel):
             value = data.get(name)
             if value is not None and value not in neutral:
                 raise ApiError(400, f"{name} is not supported: {reason}", code="unsupported_parameter", param=name)
-        return {name: value for name, value in data.items() if name not in UNSUPPORTED}
+        foreign = {name: REQUEST[name] for name in data if name in REQUEST and name not in cls.model_fields}
+        for name, option in foreign.items():
+            if not option.accepts(data[name]):
+                message = f"{name} is not supported: {option.reason}"
+                raise ApiError(400, message, code="unsupported_parameter", param=name)
+        return {name: value for name, value in data.items() if name not in UNSUPPORTED and name not in foreign}
 
 
 class TextPart(BaseModel):
@@ -67,6 +74,8 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | None = None
     name: str | None = None
+    reasoning: str | None = None  # an answer sent back as it came; what becomes of it is the template's affair
+    reasoning_content: str | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -77,7 +86,9 @@ class Message(BaseModel):
     def for_template(self) -> dict[str, str]:
         role = "system" if self.role == "developer" else self.role  # OpenAI's new name for the same thing
         named = {} if self.name is None else {"name": self.name}
-        return {"role": role, "content": as_text(self.content)} | named
+        thoughts = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        reasoned = {} if thoughts is None else {"reasoning_content": thoughts}
+        return {"role": role, "content": as_text(self.content)} | named | reasoned
 
 
 class StreamOptions(BaseModel):
@@ -158,6 +169,9 @@ class GenerationRequest(Body):
     ignore_eos: StrictBool | None = None
     skip_special_tokens: StrictBool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_special_tokens: StrictBool | None = Field(
+        None, description="around the prompt; left out: around a text, and not around a chat, whose template has them"
+    )
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
         None, description="only requests with the same salt share cached prefixes and past outputs"
     )
@@ -189,6 +203,10 @@ class GenerationRequest(Body):
 class ChatCompletionRequest(GenerationRequest):
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    add_generation_prompt: StrictBool | None = None
+    continue_final_message: StrictBool | None = Field(None, description="the answer goes on where the last one ends")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description='such as {"enable_thinking": false}')
+    include_reasoning: StrictBool | None = Field(None, description="false: leave out what the model thinks")
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
@@ -203,6 +221,7 @@ class ChatCompletionRequest(GenerationRequest):
 
 class CompletionRequest(GenerationRequest):
     prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(None, description="0: only the echo")
     echo: StrictBool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
@@ -211,6 +230,10 @@ class CompletionRequest(GenerationRequest):
     def _no_best_of(self) -> "CompletionRequest":
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise ApiError(400, "best_of is not supported: ask for n samples and choose yourself", param="best_of")
+        if self.max_tokens == 0 and not self.echo:
+            raise ApiError(
+                400, "max_tokens is 0, so there is nothing to answer: ask for more, or for echo", param="max_tokens"
+            )
         return self
 
 
