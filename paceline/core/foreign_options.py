@@ -122,7 +122,6 @@ ENGINE: dict[str, Foreign] = {
     "pooler_config": only(reason=NOT_POOLING),
     "kv_transfer_config": only(reason=ONE_DEVICE),
     "worker_cls": only("auto", reason=ONE_DEVICE),
-    "profiler_config": only({}, reason="stats() says where the steps' time goes; use torch.profiler for more"),
 }
 
 # Flags of `paceline serve` alone.

@@ -15,7 +15,7 @@ from typing import Any
 
 from paceline.core.foreign_options import ENGINE, Foreign
 
-DEFAULT_MODEL = "smollm2-135m"
+DEFAULTS = {"model": "smollm2-135m", "quantization": "auto"}  # of the others: None, not given
 
 
 def json_value(text: str) -> Any:
@@ -49,6 +49,7 @@ OWN: dict[str, Any] = {
     "override_generation_config": json_value,
     "chat_template": str,
     "tokenizer": str,
+    "profiler_config": json_value,
     "num_gpu_blocks_override": int,
     "spec_method": str,
     "spec_model": str,
@@ -65,7 +66,7 @@ class _EngineArgs:
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         group = parser.add_argument_group("engine")
         for name, kind in OWN.items():
-            add_flag(group, name, kind, default=DEFAULT_MODEL if name == "model" else None)
+            add_flag(group, name, kind, default=DEFAULTS.get(name))
         add_foreign_flags(parser, ENGINE)
         return parser
 
@@ -102,8 +103,8 @@ def add_flag(group: argparse._ArgumentGroup, name: str, kind: Any, **options: An
 EngineArgs: Any = dataclasses.make_dataclass(
     "EngineArgs",
     [
-        ("model", str, dataclasses.field(default=DEFAULT_MODEL)),
-        *((name, Any, dataclasses.field(default=None)) for name in (*OWN, *ENGINE) if name != "model"),
+        (name, Any, dataclasses.field(default=DEFAULTS.get(name)))
+        for name in (*OWN, *ENGINE)  # model is the first
     ],
     bases=(_EngineArgs,),
     namespace={"__doc__": __doc__, "__module__": __name__},

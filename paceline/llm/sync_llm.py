@@ -21,6 +21,7 @@ from paceline.engine.job import Job
 from paceline.engine.processor import Prompt
 from paceline.errors import InvalidOptionError, InvalidRequestError
 from paceline.llm.metrics import FinishedRequests, Gauge, Metric, speculation_metrics
+from paceline.llm.profile import Profiler, ProfilerConfig
 from paceline.models.generation_config import sampling_defaults
 from paceline.models.loader import LoadedModel
 from paceline.models.tokenizer import Tokenizer
@@ -41,11 +42,11 @@ class LLM:
         model: str | LoadedModel = DEFAULT_MODEL,
         speculative_config: Speculative = None,
         *,
-        dtype: str = "auto",
-        device: str = "auto",
+        dtype: str | None = "auto",
+        device: str | None = "auto",
         quantization: str | None = "auto",
         batch_invariant: bool | None = None,
-        kernels: str = "auto",
+        kernels: str | None = "auto",
         num_threads: int | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int | None = 64,
@@ -56,18 +57,21 @@ class LLM:
         enable_prefix_caching: bool | None = True,
         max_token_delay_s: float | None = None,
         seed: int | None = None,
-        generation_config: str = "auto",  # where defaults of sampling come from: auto, vllm (none), or a folder
+        generation_config: str | None = "auto",  # where defaults of sampling come from: auto, vllm (none), or a folder
         override_generation_config: Mapping[str, Any] | None = None,
         chat_template: str | Path | None = None,  # Jinja, or a file of it, instead of the model's own
         tokenizer: str | None = None,  # the model's own is the only one
+        profiler_config: Mapping[str, Any] | ProfilerConfig | None = None,  # for start_profile and stop_profile
         num_gpu_blocks_override: int | None = None,  # vLLM's name of num_kv_blocks
         spec_method: str | None = None,  # shorthands for keys of speculative_config
         spec_model: str | None = None,
         spec_tokens: int | None = None,
         **others: Any,  # vLLM's, without effect: core/foreign_options.py
     ) -> None:
-        """None means the default, whatever the option, so that what was parsed by `EngineArgs` may be given whole."""
+        """None means the default, so that what was parsed by `EngineArgs` may be given whole; only `quantization=None`
+        says something: compute in floating point."""
         take_foreign("LLM", ENGINE, others)
+        self._profiler = Profiler(ProfilerConfig.parse(profiler_config))
         if tokenizer not in (None, model):
             raise InvalidOptionError(f"tokenizer={tokenizer!r} is not supported: put it into the model's folder")
         if None not in (num_kv_blocks, num_gpu_blocks_override):
@@ -89,11 +93,11 @@ class LLM:
             speculative_config,
             engine_config,
             seed=seed,
-            dtype=dtype,
-            device=device,
+            dtype=dtype or "auto",
+            device=device or "auto",
             quantization=quantization,
             batch_invariant=batch_invariant,
-            kernels=kernels,
+            kernels=kernels or "auto",
             num_threads=num_threads,
         )
         if chat_template is not None:
@@ -242,6 +246,13 @@ class LLM:
         gauges: list[Metric] = [Gauge(f"paceline:{name}", labels, value) for name, value in load.items()]
         speculation = speculation_metrics(core.speculator.stats(), labels)
         return [*gauges, *self.finished_requests.metrics(labels), *speculation]
+
+    def start_profile(self) -> None:
+        """PyTorch's profiler, until `stop_profile` writes a trace into the folder of `profiler_config`."""
+        self._profiler.start()
+
+    def stop_profile(self) -> None:
+        self._profiler.stop()
 
     def reset_prefix_cache(self, **others: Any) -> bool:
         """No later prompt finds the keys and values of an earlier one."""

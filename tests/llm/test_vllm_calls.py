@@ -187,7 +187,7 @@ def test_engine_args_are_the_options_of_an_engine() -> None:
     args = EngineArgs.from_cli_args(parser.parse_args(words.split()))
     assert args.given() == {
         "model": "toy", "tensor_parallel_size": 1, "enforce_eager": True, "max_num_seqs": 4,
-        "enable_chunked_prefill": False, "seed": 7,
+        "enable_chunked_prefill": False, "seed": 7, "quantization": "auto",
     }  # fmt: skip
     assert set(vars(EngineArgs())) == {*OWN, *ENGINE}
     with pytest.raises(TypeError):
@@ -260,3 +260,14 @@ def test_the_models_own_sampling_defaults_hold_where_nothing_is_given(tmp_path: 
     assert changed.get_default_sampling_params() == SamplingParams(temperature=0.6, top_k=3, max_tokens=5)
     elsewhere = LLM(toy_model(), generation_config=str(tmp_path), **SMALL)
     assert elsewhere.get_default_sampling_params().top_k == 7
+
+
+def test_a_profile_is_written_where_one_was_asked_for(tmp_path: Path) -> None:
+    llm = LLM(toy_model(), profiler_config={"profiler": "torch", "torch_profiler_dir": str(tmp_path)}, **SMALL)
+    llm.start_profile()
+    llm.generate("abc", GREEDY)
+    llm.stop_profile()
+    (trace,) = tmp_path.glob("*.json")
+    assert trace.stat().st_size > 1000
+    with pytest.raises(InvalidOptionError, match="profiler_config"):
+        LLM(toy_model(), **SMALL).start_profile()
