@@ -5,8 +5,8 @@
 
 The folder is fetched by whoever runs this (vLLM's source archive has it); nothing of it is kept here. What is changed
 in each file: names of modules (`MODULES`: the table of docs/from-vllm.md), the model, the drafter, the server's
-address, the prefix of metrics. An example passes when it ends with 0. One that needs what we lack must fail with our stated
-reason. Prints a table, then one JSON line.
+address, the prefix of metrics. An example passes when it ends with 0. One that needs what we lack must fail with our
+stated reason. Prints a table, then one JSON line.
 """
 
 import argparse

@@ -17,7 +17,8 @@ import json, sys, litellm
 options = dict(model="openai/fake", api_base=sys.argv[1] + "/v1", api_key="none", max_tokens=8, seed=1)
 messages = [{"role": "user", "content": "Hi"}]
 whole = litellm.completion(messages=messages, temperature=0, **options)
-parts = [chunk.choices[0].delta.content or "" for chunk in litellm.completion(messages=messages, stream=True, **options)]
+stream = litellm.completion(messages=messages, stream=True, **options)
+parts = [chunk.choices[0].delta.content or "" for chunk in stream]
 text = litellm.text_completion(prompt="Hi", **{**options, "model": "text-completion-openai/fake"})
 print(json.dumps([whole.choices[0].message.content, "".join(parts), text.choices[0].text, whole.usage.total_tokens]))
 """
@@ -42,7 +43,8 @@ whole = client.chat.completions.create(**options)
 stream = client.chat.completions.create(stream=True, stream_options={"include_usage": True}, **options)
 chunks = list(stream)
 parts = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
-text = client.completions.create(model="fake", prompt="Hi", max_tokens=8, seed=1, extra_body={"top_k": 5, "ignore_eos": True})
+more = {"top_k": 5, "ignore_eos": True}
+text = client.completions.create(model="fake", prompt="Hi", max_tokens=8, seed=1, extra_body=more)
 try:
     client.chat.completions.create(**options, extra_body={"temprature": 1})
 except openai.BadRequestError as error:
@@ -117,9 +119,10 @@ def test_simon_willisons_llm(url: str, expected: list[str], tmp_path: Any) -> No
 @pytest.mark.slow  # it loads a tokenizer and starts several processes
 def test_guidellm_measures_without_an_error(url: str, tmp_path: Any, smollm2: Any) -> None:
     words = [
-        "benchmark", "run", "--target", url, "--model", "fake", "--profile", "synchronous", "--max-requests", "3",
-        "--data", "prompt_tokens=16,output_tokens=8", "--processor", str(smollm2), "--output-path",
-        str(tmp_path / "report.json"),
+        "run", "--backend", f"kind=openai_http,target={url},model=fake", "--profile", "kind=synchronous",
+        "--constraint", "kind=max_requests,count=3", "--tokenizer", f"kind=huggingface_auto,model={smollm2}",
+        "--data", "kind=synthetic_text,prompt_tokens=16,output_tokens=8", "--disable-console",
+        "--output", f"kind=json,path={tmp_path / 'report.json'}",
     ]  # fmt: skip
     done = subprocess.run(
         [interpreter(), "-m", "guidellm", *words], capture_output=True, text=True, check=False, timeout=300,
@@ -129,6 +132,34 @@ def test_guidellm_measures_without_an_error(url: str, tmp_path: Any, smollm2: An
     (report,) = json.loads((tmp_path / "report.json").read_text())["benchmarks"]
     requests = report["requests"]
     assert len(requests["successful"]) == 3 and not requests["errored"]
+
+
+NPM_AI = """
+import { createRequire } from "node:module";
+const require = createRequire(process.argv[3] + "/");
+const { createOpenAICompatible } = await import(require.resolve("@ai-sdk/openai-compatible"));
+const { generateText, streamText } = await import(require.resolve("ai"));
+const provider = createOpenAICompatible({ name: "ours", baseURL: process.argv[2] + "/v1" });
+const ask = { model: provider.chatModel("fake"), prompt: "Hi", maxOutputTokens: 8, seed: 1 };
+const { text } = await generateText(ask);
+let parts = "";
+for await (const part of streamText(ask).textStream) parts += part;
+console.log(JSON.stringify([text, parts]));
+"""
+
+
+@pytest.mark.skipif(
+    npm_folder("@ai-sdk/openai-compatible") is None or npm_folder("ai") is None,
+    reason="node's ai is not there: npm install ai @ai-sdk/openai-compatible, and set NODE_PATH",
+)
+def test_the_npm_package_ai(url: str, expected: list[str], tmp_path: Any) -> None:
+    (tmp_path / "ask.mjs").write_text(NPM_AI)
+    done = subprocess.run(
+        ["node", str(tmp_path / "ask.mjs"), url, str(npm_folder("ai"))],
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.strip().splitlines()[-1]) == expected[:2]
 
 
 @pytest.mark.skipif(

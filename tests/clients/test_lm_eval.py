@@ -21,7 +21,8 @@ lm = LocalCompletionsAPI(base_url=url + "/v1/completions", model="smollm2-135m",
                          tokenizer_backend="huggingface", num_concurrent=1, batch_size=2)
 asked = [Instance("loglikelihood", {}, tuple(pair), i) for i, pair in enumerate(pairs)]
 found = lm.loglikelihood(asked)
-ask = Instance("generate_until", {}, ("The capital of France is", {"until": ["."], "max_gen_toks": 8, "temperature": 0}), 0)
+options = {"until": ["."], "max_gen_toks": 8, "temperature": 0}
+ask = Instance("generate_until", {}, ("The capital of France is", options), 0)
 print(json.dumps([[[float(score), bool(greedy)] for score, greedy in found], lm.generate_until([ask])]))
 """
 # float32 on both sides, sums of at most eight log-probabilities that a server writes with all their digits
