@@ -117,6 +117,7 @@ def start_server() -> tuple[subprocess.Popen[bytes], str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = ["-m", "paceline", "serve", MODEL, "--port", str(port), "--reasoning-parser", "qwen3"]
+    command += ["--override-generation-config", '{"max_new_tokens": 200}']  # a small model does not come to an end
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     server = subprocess.Popen([sys.executable, *command], stderr=subprocess.DEVNULL, env=environment)
     url = f"http://127.0.0.1:{port}"

@@ -84,7 +84,8 @@ class SamplingParams:
             if self._frozen:
                 raise InvalidOptionError(f"{name}: a request was made of these options: change a clone() of them")
             value = check(name, value)
-            object.__setattr__(self, "_submitted", None)
+            if self._submitted is not None:
+                object.__setattr__(self, "_submitted", None)
         object.__setattr__(self, name, value)
 
     def _check_together(self) -> None:
@@ -142,13 +143,21 @@ def _made_of(values: Mapping[str, Any]) -> SamplingParams:
 Check = Callable[[str, Any], Any]  # (option name, what was given) -> what is kept; raises InvalidOptionError
 
 
+# A server makes these for every request: what is right already is looked at once and kept.
 def _real(low: float, high: float, meaning: str) -> Check:
-    return partial(real, low=low, high=high, meaning=meaning)
+    def check(name: str, value: Any) -> float:
+        is_right = type(value) is float and low <= value <= high
+        return value if is_right else real(name, value, low, high, meaning)
+
+    return check
 
 
 def _whole(low: int, high: int, meaning: str, none: bool = False) -> Check:
-    check = partial(whole, low=low, high=high, meaning=meaning)
-    return (lambda name, value: None if value is None else check(name, value)) if none else check
+    def check(name: str, value: Any) -> int | None:
+        is_right = (value is None and none) or (type(value) is int and low <= value <= high)
+        return value if is_right else whole(name, value, low, high, meaning)
+
+    return check
 
 
 def _allowed(name: str, value: Any) -> tuple[int, ...] | None:
@@ -178,6 +187,8 @@ def _output_kind(name: str, value: Any) -> RequestOutputKind:
 
 
 def _foreign(name: str, value: Any) -> Any:
+    if value is _DEFAULTS[name]:
+        return value
     try:
         check_foreign("SamplingParams", SAMPLING, name, value)
     except Exception as error:  # a value of the caller's own may fail to compare

@@ -18,6 +18,7 @@ class _Told:
     num_pieces: int = 0  # of the detokenizer's text
     end: bool = False
     cumulative_logprob: float = 0.0
+    token_text: TokenText | None = None
 
 
 @dataclass(slots=True)
@@ -33,7 +34,7 @@ class Job:
     _told: list[_Told] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._told = [_Told() for _ in self.requests]
+        self._told = [_Told(token_text=self.token_text) for _ in self.requests]
 
     @property
     def finished(self) -> bool:
@@ -56,7 +57,9 @@ class Job:
 
     def output(self) -> RequestOutput:
         """The whole state."""
-        return self._around([_completion(i, state, _Told()) for i, state in enumerate(self.states)])
+        return self._around(
+            [_completion(i, state, _Told(token_text=self.token_text)) for i, state in enumerate(self.states)]
+        )
 
     def delta(self) -> RequestOutput:
         """What is new since the last delta."""
@@ -75,9 +78,6 @@ class Job:
         return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, outputs, finished=False)
 
     def _around(self, outputs: list[CompletionOutput]) -> RequestOutput:
-        for output in outputs:
-            if output.token_logprobs is not None:
-                output.token_text = self.token_text
         errors = [state.request.error for state in self.states if state.request.error is not None]
         return RequestOutput(
             request_id=self.request_id,
@@ -109,7 +109,7 @@ def _completion(index: int, state: RequestState, told: _Told) -> CompletionOutpu
         output.token_logprobs = request.logprobs[begin:end]
         for entry in output.token_logprobs:  # one by one: the same bits however deltas were cut
             told.cumulative_logprob += entry.logprob
-        output.cumulative_logprob = told.cumulative_logprob
+        output.cumulative_logprob, output.token_text = told.cumulative_logprob, told.token_text
     told.num_tokens, told.num_pieces, told.end = end, len(pieces), request.finished
     return output
 

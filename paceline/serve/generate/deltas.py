@@ -99,5 +99,5 @@ def cursors_for(call: Call, backend: ServedEngine) -> list[Cursor]:
     shown = call.body.include_reasoning is not False
     return [
         Cursor(i, backend.tokenizer, method, splitter_for(call.reasoning_parser, prompt, backend.tokenizer), shown)
-        for i, prompt in enumerate(call.prompts * call.params.n)  # a chat has one prompt
+        for i, prompt in enumerate(prompt for prompt in call.prompts for _ in range(call.params.n))
     ]

@@ -55,7 +55,7 @@ async def _run_prompt(service: Service, call: Call, prompt: int, writer: Writer)
                 call.prompt_logprobs[prompt] = output.prompt_token_logprobs
             if output.metrics is not None:
                 call.metrics[prompt] = output.metrics
-                service.metrics.finish(output.metrics, call.params)
+                service.metrics.finish(output.metrics, call.params.n, call.params.max_tokens)
             await writer.take(prompt, output)
 
 

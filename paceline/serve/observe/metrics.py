@@ -7,7 +7,6 @@ import time
 from typing import Any
 
 from paceline.core.outputs import RequestMetrics
-from paceline.core.sampling_params import SamplingParams
 from paceline.core.step_record import StepRecord
 from paceline.serve.observe.counts import LENGTH_BUCKETS, Counter, Histogram
 
@@ -48,8 +47,8 @@ class Metrics:
         self.asked_n = histogram("request_params_n", "n of a call", buckets=(1, 2, 5, 10, 20))
         self.asked_tokens = histogram("request_params_max_tokens", "max_tokens of a call", buckets=LENGTH_BUCKETS)
 
-    def finish(self, metrics: RequestMetrics, params: SamplingParams) -> None:
-        """A request is done; its tokens were counted while it ran."""
+    def finish(self, metrics: RequestMetrics, n: int = 1, max_tokens: int | None = None) -> None:
+        """A request for `n` samples is done; its tokens were counted while it ran."""
         self.cached_tokens.inc(metrics.num_cached_tokens)
         self.prefix_queries.inc(metrics.num_prompt_tokens)
         self.prefix_hits.inc(metrics.num_cached_tokens)
@@ -57,10 +56,10 @@ class Metrics:
         self.prompt_len.observe(metrics.num_prompt_tokens)
         self.output_len.observe(metrics.num_output_tokens)
         self.computed.observe(metrics.num_prompt_tokens - metrics.num_cached_tokens)
-        self.longest.observe(metrics.num_output_tokens / params.n)
-        self.asked_n.observe(params.n)
-        if params.max_tokens is not None:
-            self.asked_tokens.observe(params.max_tokens)
+        self.longest.observe(metrics.num_output_tokens / n)
+        self.asked_n.observe(n)
+        if max_tokens is not None:
+            self.asked_tokens.observe(max_tokens)
         for histogram, value in (
             (self.e2e, metrics.e2e_s),
             (self.queue, metrics.queue_s),
