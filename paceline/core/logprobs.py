@@ -1,9 +1,6 @@
 """A token's log-probability as vLLM gives it. Dictionaries of these are made when they are read (core/outputs.py)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-
-TokenText = Callable[[int], str]
 
 
 @dataclass(slots=True)

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from paceline.core.logprobs import TokenText
 from paceline.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from paceline.core.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
@@ -17,7 +17,7 @@ class _Sample:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     cumulative_logprob: float | None = None
-    token_text: TokenText | None = None
+    tokenizer: Tokenizer | None = None
 
     def add(self, new: CompletionOutput) -> None:
         if new.text:
@@ -27,7 +27,7 @@ class _Sample:
         if new.token_logprobs is not None:
             self.logprobs = self.logprobs or []
             self.logprobs += new.token_logprobs
-            self.cumulative_logprob, self.token_text = new.cumulative_logprob, new.token_text
+            self.cumulative_logprob, self.tokenizer = new.cumulative_logprob, new.tokenizer
         self.finish_reason, self.stop_reason = new.finish_reason, new.stop_reason
 
     def output(self) -> CompletionOutput:
@@ -42,7 +42,7 @@ class _Sample:
             token_logprobs=None if self.logprobs is None else list(self.logprobs),
             token_sources=list(self.token_sources),
             cumulative_logprob=self.cumulative_logprob,
-            token_text=self.token_text,
+            tokenizer=self.tokenizer,
         )
 
 
@@ -78,7 +78,7 @@ class OutputMerger:
             prompt_token_logprobs=last.prompt_token_logprobs,
             error=last.error,
             num_cached_tokens=last.num_cached_tokens,
-            token_text=last.token_text,
+            tokenizer=last.tokenizer,
         )
 
     def _take_in(self, outputs: Iterable[CompletionOutput]) -> None:

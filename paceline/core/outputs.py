@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from paceline.core.draft_counts import DraftCounts
-from paceline.core.logprobs import Logprob, TokenText
+from paceline.core.logprobs import Logprob
+from paceline.core.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +19,13 @@ class TokenLogprobs:
     rank: int  # 1: the likeliest token
     top: dict[int, float] = field(default_factory=dict)  # token id -> logprob, likeliest first
 
-    def as_dict(self, token_text: TokenText | None) -> dict[int, Logprob]:
+    def as_dict(self, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
         """By token id: this token first, then the likeliest ones."""
         found = {self.token_id: (self.logprob, self.rank)}
         for rank, (token_id, logprob) in enumerate(self.top.items(), start=1):
             found.setdefault(token_id, (logprob, rank))
         return {
-            token_id: Logprob(logprob, rank, None if token_text is None else token_text(token_id))
+            token_id: Logprob(logprob, rank, None if tokenizer is None else tokenizer.token_text(token_id))
             for token_id, (logprob, rank) in found.items()
         }
 
@@ -173,7 +174,7 @@ class CompletionOutput:
     token_sources: list[str] = field(default_factory=list)
     """Who each token came from: a drafter's name (accepted draft), "recovered", "bonus", or "target" (no draft)."""
     cumulative_logprob: float | None = None  # of all tokens so far, where log-probabilities were asked for
-    token_text: TokenText | None = field(default=None, repr=False, compare=False)
+    tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
     _logprobs: list[dict[int, Logprob]] | None = field(default=None, init=False, repr=False, compare=False)
 
     lora_request: ClassVar[None] = None  # vLLM's; there are no adapters
@@ -182,7 +183,7 @@ class CompletionOutput:
     def logprobs(self) -> list[dict[int, Logprob]] | None:
         """As vLLM gives them: by token id, with rank and text; made when first read."""
         if self._logprobs is None and self.token_logprobs is not None:
-            self._logprobs = [entry.as_dict(self.token_text) for entry in self.token_logprobs]
+            self._logprobs = [entry.as_dict(self.tokenizer) for entry in self.token_logprobs]
         return self._logprobs
 
     def finished(self) -> bool:
@@ -204,7 +205,7 @@ class RequestOutput:
     prompt_token_logprobs: list[TokenLogprobs | None] | None = None  # `prompt_logprobs` is made of it
     error: Exception | None = None
     num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache; None until that is known
-    token_text: TokenText | None = field(default=None, repr=False, compare=False)
+    tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
     _prompt_logprobs: list[dict[int, Logprob] | None] | None = field(
         default=None, init=False, repr=False, compare=False
     )
@@ -220,6 +221,6 @@ class RequestOutput:
         """As vLLM gives them, one per prompt token; the first has none."""
         if self._prompt_logprobs is None and self.prompt_token_logprobs is not None:
             self._prompt_logprobs = [
-                None if entry is None else entry.as_dict(self.token_text) for entry in self.prompt_token_logprobs
+                None if entry is None else entry.as_dict(self.tokenizer) for entry in self.prompt_token_logprobs
             ]
         return self._prompt_logprobs

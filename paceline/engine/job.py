@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.draft_counts import DraftCounts
-from paceline.core.logprobs import TokenText
 from paceline.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from paceline.core.request import Request
+from paceline.core.tokenizer import Tokenizer
 from paceline.engine.core import EngineCore, RequestState
 
 
@@ -18,7 +18,7 @@ class _Told:
     num_pieces: int = 0  # of the detokenizer's text
     end: bool = False
     cumulative_logprob: float = 0.0
-    token_text: TokenText | None = None
+    tokenizer: Tokenizer | None = None
 
 
 @dataclass(slots=True)
@@ -30,11 +30,11 @@ class Job:
     prompt_token_ids: list[int]
     requests: list[Request]
     states: list[RequestState] = field(default_factory=list)
-    token_text: TokenText | None = None  # for log-probabilities that are read
+    tokenizer: Tokenizer | None = None  # for log-probabilities that are read
     _told: list[_Told] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._told = [_Told(token_text=self.token_text) for _ in self.requests]
+        self._told = [_Told(tokenizer=self.tokenizer) for _ in self.requests]
 
     @property
     def finished(self) -> bool:
@@ -58,7 +58,7 @@ class Job:
     def output(self) -> RequestOutput:
         """The whole state."""
         return self._around(
-            [_completion(i, state, _Told(token_text=self.token_text)) for i, state in enumerate(self.states)]
+            [_completion(i, state, _Told(tokenizer=self.tokenizer)) for i, state in enumerate(self.states)]
         )
 
     def delta(self) -> RequestOutput:
@@ -89,7 +89,7 @@ class Job:
             prompt_token_logprobs=self.states[0].request.prompt_logprobs,
             error=errors[0] if errors else None,
             num_cached_tokens=self.states[0].request.num_cached_tokens,
-            token_text=self.token_text,
+            tokenizer=self.tokenizer,
         )
 
 
@@ -109,7 +109,7 @@ def _completion(index: int, state: RequestState, told: _Told) -> CompletionOutpu
         output.token_logprobs = request.logprobs[begin:end]
         for entry in output.token_logprobs:  # one by one: the same bits however deltas were cut
             told.cumulative_logprob += entry.logprob
-        output.cumulative_logprob, output.token_text = told.cumulative_logprob, told.token_text
+        output.cumulative_logprob, output.tokenizer = told.cumulative_logprob, told.tokenizer
     told.num_tokens, told.num_pieces, told.end = end, len(pieces), request.finished
     return output
 

@@ -80,7 +80,7 @@ class Processor:
             )
             for i in range(params.n)
         ]
-        return Job(request_id, text, token_ids, requests, token_text=self.tokenizer.token_text)
+        return Job(request_id, text, token_ids, requests, tokenizer=self.tokenizer)
 
     def _prepare(self, params: SamplingParams) -> _Prepared:
         """The options checked and put together; the last are kept, because many prompts come with the same ones."""

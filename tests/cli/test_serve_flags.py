@@ -63,7 +63,8 @@ def test_flags_that_ask_for_nothing_are_named_in_one_line(
 ) -> None:
     with caplog.at_level(logging.WARNING, "paceline"):
         run("m", "-tp", "1", "--gpu-memory-utilization", "0.9", "--enforce-eager", "--no-enable-chunked-prefill",
-            "--kv-cache-dtype", "auto", "--disable-log-requests", "--trust-remote-code", "--swap-space", "0")  # fmt: skip
+            "--kv-cache-dtype", "auto", "--disable-log-requests", "--trust-remote-code",
+            "--swap-space", "0")  # fmt: skip
     (line,) = [record.getMessage() for record in caplog.records]
     assert all(name in line for name in ("tensor_parallel_size", "swap_space", "disable_log_requests"))
     assert not set(started["options"]) & set(ENGINE)
