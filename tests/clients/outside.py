@@ -6,6 +6,7 @@ PACELINE_CLIENTS_PYTHON names its interpreter. What is not there is skipped, and
 
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import shutil
@@ -26,6 +27,8 @@ ROOT = Path(__file__).parents[2]
 
 @functools.cache
 def has(module: str) -> bool:
+    if PYTHON_VARIABLE not in os.environ:
+        return importlib.util.find_spec(module) is not None
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
     return subprocess.run([interpreter(), "-c", code], check=False, env=environment()).returncode == 0
 

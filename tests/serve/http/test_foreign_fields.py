@@ -115,3 +115,25 @@ def test_chat_options_reach_the_template(server: Running, http: httpx.Client) ->
     (((given,), add, options),) = seen
     assert given == {"role": "assistant", "content": "Well", "reasoning_content": "Hm"} and not add
     assert options == {"continue_final_message": True, "template_options": {"enable_thinking": False}}
+
+
+@pytest.mark.parametrize("name", ["user", "metadata", "safety_identifier", "prompt_cache_key"])
+def test_a_label_changes_nothing(server: Running, http: httpx.Client, name: str) -> None:
+    value: Any = {"a": "b"} if name == "metadata" else "someone"
+    plain, labelled = post(http, seed=5), post(http, seed=5, **{name: value})
+    assert plain.json()["choices"] == labelled.json()["choices"] and HEADER not in labelled.headers
+    assert server.backend.params[-1] == server.backend.params[-2]
+
+
+def test_the_start_of_a_server_shows_its_sampling_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.serve.config import ServerConfig
+    from paceline.serve.http import server as http_server
+
+    lines: list[dict[str, Any]] = []
+    monkeypatch.setattr(http_server, "log", lambda event, **fields: lines.append({"event": event} | fields))
+    monkeypatch.setattr(http_server, "configure_logging", lambda level: None)
+    monkeypatch.setattr(http_server.GracefulServer, "run", lambda self: None)
+    backend = fake.FakeBackend()
+    backend.default_sampling = {"temperature": 0.6}
+    http_server.run_server(backend, ServerConfig(("fake",)), "127.0.0.1", 0)
+    assert lines[0]["event"] == "starting" and lines[0]["sampling_defaults"] == {"temperature": 0.6}
