@@ -73,16 +73,19 @@ def test_prompt_logprobs_and_logprobs(llm: LLM) -> None:
     (output,) = llm.generate("The capital of France is", params)
     assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
     assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
-    logprobs = output.outputs[0].logprobs
+    logprobs = output.outputs[0].token_logprobs
     assert logprobs is not None and [entry.token_id for entry in logprobs] == output.outputs[0].token_ids
     assert all(entry.rank == 1 and len(entry.top) == 2 for entry in logprobs)
+
+
+def test_no_prompts_give_no_outputs(llm: LLM) -> None:
+    assert llm.generate([], GREEDY) == []
 
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
         ("", "empty"),
-        ([], "no prompt"),
         ([[]], "empty"),
         ("word " * 600, "context is 512"),
         ([[1, 10**9]], "token ids"),
