@@ -29,6 +29,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         def get_tokenizer(self) -> Any:
             return SimpleNamespace(control_tokens=SimpleNamespace(make_ready=lambda: None))
 
+        def prepare_structured_outputs(self) -> None:
+            pass
+
     def run_server(backend: Any, config: Any, host: str, port: int, log_level: str) -> int:
         seen.update(config=config)
         return 0
