@@ -10,6 +10,8 @@ from paceline.models.tokenizer import Tokenizer
 
 CHAT = [{"role": "user", "content": "Name a colour."}, {"role": "assistant", "content": "My favourite is "}]
 
+TOOL = {"type": "function", "function": {"name": "clock", "description": "Tells the time.", "parameters": {}}}
+
 
 @pytest.fixture(scope="module")
 def ours(smollm2: Path) -> Tokenizer:
@@ -44,6 +46,7 @@ def test_calls_and_names_agree(ours: Tokenizer, theirs: Any) -> None:
         {"add_generation_prompt": True},
         {"continue_final_message": True},
         {"chat_template": "{{ messages | length }}"},
+        {"chat_template": "{{ tools | tojson }}", "tools": [TOOL]},
     ],
 )
 def test_chat_templates_agree(options: dict[str, Any], ours: Tokenizer, theirs: Any) -> None:
@@ -72,6 +75,13 @@ def test_a_template_may_be_replaced_by_jinja_or_a_file(smollm2: Path, tmp_path: 
     assert tokenizer.chat_text(CHAT) == "Name a colour.!"
     with pytest.raises(InvalidOptionError, match="neither"):
         tokenizer.use_chat_template("nowhere.jinja")
+
+
+def test_tools_are_refused_where_the_template_would_leave_them_out(ours: Tokenizer) -> None:
+    for make in (ours.chat_token_ids, ours.chat_text):
+        with pytest.raises(InvalidRequestError, match="takes no tools"):
+            make(CHAT, tools=[TOOL])
+        assert make(CHAT, tools=[]) == make(CHAT)
 
 
 def test_padding_and_tensors_are_refused(ours: Tokenizer) -> None:

@@ -137,3 +137,18 @@ def test_the_start_of_a_server_shows_its_sampling_defaults(monkeypatch: pytest.M
     backend.default_sampling = {"temperature": 0.6}
     http_server.run_server(backend, ServerConfig(("fake",)), "127.0.0.1", 0)
     assert lines[0]["event"] == "starting" and lines[0]["sampling_defaults"] == {"temperature": 0.6}
+
+
+def test_tools_of_a_plain_completion_are_refused_and_not_left_out(http: httpx.Client) -> None:
+    answer = post(http, tools=[{"type": "function", "function": {"name": "clock"}}])
+    assert answer.status_code == 400 and "/v1/chat/completions" in answer.json()["error"]["message"]
+    neutral = post(http, tools=[], tool_choice="auto", parallel_tool_calls=True)
+    assert neutral.status_code == 200 and HEADER not in neutral.headers
+
+
+def test_responses_know_their_own_fields(http: httpx.Client) -> None:
+    def ask(**fields: Any) -> httpx.Response:
+        return http.post("/v1/responses", json={"input": "abc", "max_output_tokens": 3} | fields)
+
+    assert ask(background=True).status_code == 400 and HEADER not in ask(background=False).headers
+    assert ask(mirostat_mode=2).headers[HEADER] == "mirostat_mode"
