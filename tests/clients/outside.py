@@ -85,8 +85,8 @@ def served(*flags: str, model: str = "smollm2-135m") -> Iterator[str]:
 
 
 def npm_folder(package: str) -> Path | None:
-    """Where node finds the package: NODE_PATH, or this folder's node_modules."""
+    """Where node finds the package: NODE_PATH, or what `make test-clients` installs."""
     if shutil.which("node") is None:
         return None
-    places = [*os.environ.get("NODE_PATH", "").split(os.pathsep), str(Path(__file__).parent / "node_modules")]
+    places = [*os.environ.get("NODE_PATH", "").split(os.pathsep), str(Path(__file__).parent / "node" / "node_modules")]
     return next((Path(place) for place in places if place and (Path(place) / package).is_dir()), None)
