@@ -10,25 +10,40 @@ if TYPE_CHECKING:
     from paceline.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
     from paceline.core.sampling_params import SamplingParams
     from paceline.core.structured import StructuredOutputsParams
+    from paceline.engine.arg_utils import AsyncEngineArgs, EngineArgs
     from paceline.errors import PacelineError
-    from paceline.llm import LLM, AsyncLLM
+    from paceline.inputs import TextPrompt, TokensPrompt
+    from paceline.llm import LLM, AsyncLLM, LLMEngine
+
+    AsyncLLMEngine = AsyncLLM
 
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
+    "AsyncLLMEngine",
     "CompletionOutput",
+    "EngineArgs",
+    "LLMEngine",
     "PacelineError",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "__version__",
 ]
 
 _HOME = {
     "LLM": "paceline.llm",
     "AsyncLLM": "paceline.llm",
+    "LLMEngine": "paceline.llm",
+    "EngineArgs": "paceline.engine.arg_utils",
+    "AsyncEngineArgs": "paceline.engine.arg_utils",
+    "TextPrompt": "paceline.inputs",
+    "TokensPrompt": "paceline.inputs",
     "SamplingParams": "paceline.core.sampling_params",
     "StructuredOutputsParams": "paceline.core.structured",
     "CompletionOutput": "paceline.core.outputs",
@@ -36,10 +51,12 @@ _HOME = {
     "RequestOutput": "paceline.core.outputs",
     "PacelineError": "paceline.errors",
 }
+_SAME = {"AsyncLLMEngine": "AsyncLLM"}  # vLLM's two names of one class
 
 
 def __getattr__(name: str) -> Any:
     """Load on first use: `paceline --help` must not wait for torch."""
+    name = _SAME.get(name, name)
     if name not in _HOME:
         raise AttributeError(f"module 'paceline' has no attribute {name!r}")
     import importlib

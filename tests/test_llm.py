@@ -59,6 +59,13 @@ def test_chat_uses_the_template_and_metrics_are_filled(llm: LLM) -> None:
     assert metrics.mean_acceptance_length >= 1.0 and 0.0 <= metrics.draft_acceptance_rate <= 1.0
 
 
+def test_chat_tells_the_template_of_tools(llm: LLM) -> None:
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    asked = [{"role": "user", "content": "What time is it?"}]
+    (output,) = llm.chat(asked, SamplingParams(max_tokens=1), tools=tools, chat_template="{{ tools[0].function.name }}")
+    assert llm.get_tokenizer().decode(output.prompt_token_ids) == "clock"
+
+
 def test_n_samples_of_one_prompt(llm: LLM) -> None:
     params = SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=8)
     (output,) = llm.generate("My favourite animal is", params)
@@ -73,16 +80,19 @@ def test_prompt_logprobs_and_logprobs(llm: LLM) -> None:
     (output,) = llm.generate("The capital of France is", params)
     assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
     assert len(output.prompt_logprobs) == len(output.prompt_token_ids)
-    logprobs = output.outputs[0].logprobs
+    logprobs = output.outputs[0].token_logprobs
     assert logprobs is not None and [entry.token_id for entry in logprobs] == output.outputs[0].token_ids
     assert all(entry.rank == 1 and len(entry.top) == 2 for entry in logprobs)
+
+
+def test_no_prompts_give_no_outputs(llm: LLM) -> None:
+    assert llm.generate([], GREEDY) == []
 
 
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
         ("", "empty"),
-        ([], "no prompt"),
         ([[]], "empty"),
         ("word " * 600, "context is 512"),
         ([[1, 10**9]], "token ids"),

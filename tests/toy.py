@@ -126,6 +126,9 @@ class ToyTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [ord(letter) - ord("a") for letter in text]
 
+    def token_text(self, token_id: int) -> str:
+        return self.decode([token_id], skip_special_tokens=False)
+
 
 def toy_core(
     speculative: dict[str, object] | None = None,

@@ -31,6 +31,8 @@ def expand(arguments: Sequence[str], add_arguments: Callable[[argparse.ArgumentP
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_arguments(parser)
     defaults = vars(parser.parse_known_args([])[0])
+    switches = [action.dest for action in parser._actions if isinstance(action, argparse.BooleanOptionalAction)]
+    defaults |= {name: False for name in switches if defaults[name] is None}  # neither on nor off until one says so
     given = read_config(path, {name: value for name, value in defaults.items() if name not in NOT_IN_FILES})
     said = vars(parser.parse_known_args(list(arguments))[0])
     if any(said.get(name) is not None for name in SPECULATION):
@@ -101,7 +103,7 @@ def _words(name: str, value: Any, repeatable: bool, path: str) -> Iterator[str]:
         raise InvalidOptionError(f"{name!r} in {path} takes one value, got {value!r}")
     allowed = (str,) if name in SECRET else (str, int) if repeatable else (str, int, float)
     for item in value if isinstance(value, list) else [value]:
-        if name == "speculative_config" and isinstance(item, Mapping):
+        if isinstance(item, Mapping) and (name.endswith("_config") or name in ("hf_overrides", "limit_mm_per_prompt")):
             yield json.dumps(item)
         elif isinstance(item, allowed) and not isinstance(item, bool):
             yield str(item)

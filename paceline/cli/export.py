@@ -18,6 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_model_arguments(parser)
 
 
+def public_name(model: str) -> str:
+    """What others may call the target: an alias or Hub id, and of a path its last part only."""
+    return Path(model).expanduser().resolve().name if Path(model).expanduser().exists() else model
+
+
 def run(args: argparse.Namespace) -> int:
     from paceline.models.drafters.export import export_eagle3
     from paceline.models.drafters.load import load_network
@@ -26,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     loaded = load_model(args.model, kernels="torch", device="cpu", quantization=None, quiet=True)
     model = None if args.drafter == "eagle3" else args.drafter
     network = load_network("eagle3", model, loaded.decoder)
-    export_eagle3(network, loaded.config, str(loaded.path), args.output, args.format, args.spec_tokens)
+    export_eagle3(network, loaded.config, public_name(args.model), args.output, args.format, args.spec_tokens)
     config = f'{{"method": "eagle3", "model": "{args.output}", "num_speculative_tokens": {args.spec_tokens}}}'
     print(f"{args.output}\nvLLM: LLM(TARGET, speculative_config={config})")
     return 0

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from paceline.core.progress import show_bars
 from paceline.errors import PacelineError
 
 VERBS = {
@@ -30,6 +31,7 @@ VERBS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
+    show_bars(False)  # verbs show their own progress
     try:
         args = _parser(arguments[0] if arguments else None).parse_args(_expanded(arguments))
         return int(args.run(args))

@@ -20,7 +20,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--model", default=DEFAULT_MODEL, help="alias, Hugging Face folder, .gguf file or hub id (default: %(default)s)"
     )
-    group.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16"])
+    group.add_argument("--dtype", default="auto", choices=["auto", "float32", "bfloat16", "float16", "half", "float"])
     group.add_argument("--device", default="auto", help="auto, cpu or cuda (default: %(default)s)")
     group.add_argument(
         "--quantization",

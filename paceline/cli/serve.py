@@ -7,6 +7,7 @@ paceline serve --config config.json       options from a file, such as the one t
 import argparse
 import dataclasses
 import gc
+import json
 import os
 import sys
 from collections.abc import Sequence
@@ -30,10 +31,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="options by name, JSON or YAML; the command line wins")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (0.0.0.0: all of them)")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--served-model-name", action="append", default=[], help="name for clients; may be repeated")
+    parser.add_argument("--served-model-name", nargs="+", action="extend", default=[], help="names for clients")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     parser.add_argument(
         "--log-prompts", action=argparse.BooleanOptionalAction, default=False, help="write prompt text to the log"
+    )
+    parser.add_argument(
+        "--strict",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="refuse a request with a field that is not known, rather than name it in x-paceline-ignored-fields",
     )
     add_model_arguments(parser)
     add_speculation_arguments(parser)
@@ -44,7 +51,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "mistral or generic; left out: what its chat template shows",
     )
     _add_engine(parser.add_argument_group("engine"))
+    _add_answers(parser.add_argument_group("answers"))
     _add_protection(parser.add_argument_group("protection"))
+    from paceline.core.foreign_options import ENGINE, SERVE
+    from paceline.engine.arg_utils import add_foreign_flags
+
+    add_foreign_flags(parser, ENGINE | SERVE, shown=False)
 
 
 def expand_arguments(arguments: Sequence[str]) -> list[str]:
@@ -64,14 +76,34 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         metavar="SECONDS",
         help="that one client's prompt or draft may add to a pass in which others wait for a token",
     )
-    group.add_argument("--num-kv-blocks", type=int, metavar="BLOCKS")
+    group.add_argument("--num-kv-blocks", "--num-gpu-blocks-override", type=int, metavar="BLOCKS")
+    group.add_argument("--kv-cache-memory-bytes", type=int, metavar="BYTES", help="instead of --num-kv-blocks")
+    group.add_argument("--block-size", type=int, metavar="TOKENS", help="of one KV block (default: 16)")
     group.add_argument(
         "--prefix-caching",
+        "--enable-prefix-caching",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="keep the KV blocks of prompts for those that begin alike",
     )
     group.add_argument("--seed", type=int, help="of requests that bring none")
+
+
+def _add_answers(group: argparse._ArgumentGroup) -> None:
+    from paceline.engine.arg_utils import json_value
+    from paceline.serve.generate.reasoning import PARSERS
+
+    group.add_argument(
+        "--generation-config",
+        default="auto",
+        metavar="SOURCE",
+        help="of sampling defaults: auto (the model's generation_config.json), vllm (none), or a folder",
+    )
+    group.add_argument("--override-generation-config", type=json_value, metavar="JSON", help="before that file")
+    group.add_argument("--chat-template", metavar="FILE", help="Jinja, or a file of it, instead of the model's own")
+    group.add_argument(
+        "--reasoning-parser", choices=tuple(PARSERS), help="give what a model thinks (<think>) as a field of its own"
+    )
 
 
 # --option -> (field of ServerConfig, its type, what it means); defaults are the field's own
@@ -108,7 +140,7 @@ def _add_protection(group: argparse._ArgumentGroup) -> None:
     from paceline.serve.config import ServerConfig
 
     key_help = f"may be repeated: each key is a tenant of its own; or set {API_KEY_VARIABLE} (several: commas)"
-    group.add_argument("--api-key", action="append", default=[], help=key_help)
+    group.add_argument("--api-key", nargs="+", action="extend", default=[], help=key_help)
     group.add_argument(
         "--admin-key", action="append", default=[], help=f"sees all tenants on the live page; or {ADMIN_KEY_VARIABLE}"
     )
@@ -117,9 +149,21 @@ def _add_protection(group: argparse._ArgumentGroup) -> None:
         metavar = "SECONDS" if field.endswith("_s") else "N"
         group.add_argument(option, type=kind, default=defaults[field], metavar=metavar, help=meaning)
     group.add_argument("--cors-origin", action="append", default=[], help="may be repeated; off by default")
+    group.add_argument("--allowed-origins", type=_origins, metavar="JSON", help="the same as a list")
+
+
+def _origins(text: str) -> list[str]:
+    origins = json.loads(text)
+    if not isinstance(origins, list) or not all(isinstance(origin, str) for origin in origins):
+        raise ValueError(text)
+    return origins
 
 
 def run(args: argparse.Namespace) -> int:
+    from paceline.core.foreign_options import ENGINE, SERVE, take_foreign
+
+    foreign = ENGINE | SERVE
+    take_foreign("paceline serve", foreign, {name: getattr(args, name) for name in foreign})
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
@@ -142,9 +186,11 @@ def run(args: argparse.Namespace) -> int:
         model_names=tuple(args.served_model_name) or (model,),
         api_keys=_keys(args.api_key, API_KEY_VARIABLE),
         admin_keys=_keys(args.admin_key, ADMIN_KEY_VARIABLE),
-        cors_origins=tuple(args.cors_origin),
+        cors_origins=(*args.cors_origin, *(args.allowed_origins or ())),
         log_prompts=args.log_prompts,
         tool_call_parser=args.tool_call_parser,
+        strict=args.strict,
+        reasoning_parser=args.reasoning_parser,
         **{field: getattr(args, option[2:].replace("-", "_")) for option, (field, _, _) in LIMITS.items()},
     )
     llm = AsyncLLM(
@@ -154,6 +200,11 @@ def run(args: argparse.Namespace) -> int:
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
         num_kv_blocks=args.num_kv_blocks,
+        kv_cache_memory_bytes=args.kv_cache_memory_bytes,
+        block_size=args.block_size,
+        generation_config=args.generation_config,
+        override_generation_config=args.override_generation_config,
+        chat_template=args.chat_template,
         enable_prefix_caching=args.prefix_caching,
         max_token_delay_s=args.max_token_delay,
         seed=args.seed,

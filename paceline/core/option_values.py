@@ -48,6 +48,8 @@ def whole(name: str, value: Any, low: int, high: int, meaning: str) -> int:
 
 
 def flag(name: str, value: Any) -> bool:
+    if type(value) is bool:
+        return value
     if not isinstance(value, bool | np.bool_):
         raise InvalidOptionError(f"{name} must be True or False, got {shown(value)}")
     return bool(value)
@@ -55,6 +57,8 @@ def flag(name: str, value: Any) -> bool:
 
 def texts(name: str, value: Any) -> tuple[str, ...]:
     """Non-empty texts; one text alone counts as a list of one, None as an empty list."""
+    if value is None:
+        return ()
     found = _tuple(name, (value,) if isinstance(value, str) else value, "text, or a list of texts")
     for one in found:
         if not isinstance(one, str) or not one:
@@ -64,6 +68,8 @@ def texts(name: str, value: Any) -> tuple[str, ...]:
 
 def token_ids(name: str, value: Any) -> tuple[int, ...]:
     """In their order, each once."""
+    if value is None:
+        return ()
     return tuple(dict.fromkeys(_token_id(name, one) for one in _tuple(name, value, "a list of token ids")))
 
 

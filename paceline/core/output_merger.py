@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from paceline.core.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from paceline.core.tokenizer import Tokenizer
 
 
 @dataclass(slots=True)
@@ -15,15 +16,18 @@ class _Sample:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    cumulative_logprob: float | None = None
+    tokenizer: Tokenizer | None = None
 
     def add(self, new: CompletionOutput) -> None:
         if new.text:
             self.texts.append(new.text)
         self.token_ids += new.token_ids
         self.token_sources += new.token_sources
-        if new.logprobs is not None:
+        if new.token_logprobs is not None:
             self.logprobs = self.logprobs or []
-            self.logprobs += new.logprobs
+            self.logprobs += new.token_logprobs
+            self.cumulative_logprob, self.tokenizer = new.cumulative_logprob, new.tokenizer
         self.finish_reason, self.stop_reason = new.finish_reason, new.stop_reason
 
     def output(self) -> CompletionOutput:
@@ -35,8 +39,10 @@ class _Sample:
             token_ids=list(self.token_ids),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
-            logprobs=None if self.logprobs is None else list(self.logprobs),
+            token_logprobs=None if self.logprobs is None else list(self.logprobs),
             token_sources=list(self.token_sources),
+            cumulative_logprob=self.cumulative_logprob,
+            tokenizer=self.tokenizer,
         )
 
 
@@ -69,8 +75,10 @@ class OutputMerger:
             outputs=[self._samples[index].output() for index in sorted(self._samples)],
             finished=last.finished,
             metrics=last.metrics,
-            prompt_logprobs=last.prompt_logprobs,
+            prompt_token_logprobs=last.prompt_token_logprobs,
             error=last.error,
+            num_cached_tokens=last.num_cached_tokens,
+            tokenizer=last.tokenizer,
         )
 
     def _take_in(self, outputs: Iterable[CompletionOutput]) -> None:

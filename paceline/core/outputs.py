@@ -1,10 +1,13 @@
 """What comes out: of the verifier, and of the engine for the caller."""
 
 import enum
+import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from paceline.core.draft_counts import DraftCounts
+from paceline.core.logprobs import Logprob
+from paceline.core.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +18,16 @@ class TokenLogprobs:
     logprob: float
     rank: int  # 1: the likeliest token
     top: dict[int, float] = field(default_factory=dict)  # token id -> logprob, likeliest first
+
+    def as_dict(self, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+        """By token id: this token first, then the likeliest ones."""
+        found = {self.token_id: (self.logprob, self.rank)}
+        for rank, (token_id, logprob) in enumerate(self.top.items(), start=1):
+            found.setdefault(token_id, (logprob, rank))
+        return {
+            token_id: Logprob(logprob, rank, None if tokenizer is None else tokenizer.token_text(token_id))
+            for token_id, (logprob, rank) in found.items()
+        }
 
 
 @dataclass(slots=True)
@@ -40,6 +53,39 @@ class RequestMetrics:
     e2e_s: float | None
     lossy: bool = False  # verified by a rule that changes the distribution (only by explicit choice)
     draft_s: float = 0.0  # host time spent drafting, its share of what was drafted for a whole batch
+    arrival_s: float = 0.0  # by time.perf_counter
+    num_preemptions: int = 0
+
+    # vLLM's names. Moments are on the clock of time.perf_counter, `arrival_time` on the wall's.
+    is_corrupted: ClassVar[bool] = False  # logits that are not finite end a request with an error
+
+    @property
+    def arrival_time(self) -> float:
+        return time.time() - time.perf_counter() + self.arrival_s
+
+    @property
+    def queued_ts(self) -> float:
+        return self.arrival_s
+
+    @property
+    def scheduled_ts(self) -> float:
+        return self.arrival_s + (self.queue_s or 0.0)
+
+    @property
+    def first_token_ts(self) -> float:
+        return self.arrival_s + (self.ttft_s or 0.0)
+
+    @property
+    def last_token_ts(self) -> float:
+        return self.arrival_s + (self.e2e_s or 0.0)
+
+    @property
+    def first_token_latency(self) -> float:
+        return self.ttft_s or 0.0
+
+    @property
+    def num_generation_tokens(self) -> int:
+        return self.num_output_tokens
 
     @property
     def num_output_tokens(self) -> int:
@@ -124,9 +170,24 @@ class CompletionOutput:
     token_ids: list[int]
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    logprobs: list[TokenLogprobs] | None = None
+    token_logprobs: list[TokenLogprobs] | None = None  # one per token, where asked for; `logprobs` is made of it
     token_sources: list[str] = field(default_factory=list)
     """Who each token came from: a drafter's name (accepted draft), "recovered", "bonus", or "target" (no draft)."""
+    cumulative_logprob: float | None = None  # of all tokens so far, where log-probabilities were asked for
+    tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
+    _logprobs: list[dict[int, Logprob]] | None = field(default=None, init=False, repr=False, compare=False)
+
+    lora_request: ClassVar[None] = None  # vLLM's; there are no adapters
+
+    @property
+    def logprobs(self) -> list[dict[int, Logprob]] | None:
+        """As vLLM gives them: by token id, with rank and text; made when first read."""
+        if self._logprobs is None and self.token_logprobs is not None:
+            self._logprobs = [entry.as_dict(self.tokenizer) for entry in self.token_logprobs]
+        return self._logprobs
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
 
 
 @dataclass(slots=True)
@@ -140,6 +201,26 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool
-    metrics: RequestMetrics | None = None
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    metrics: RequestMetrics | None = None  # once it is finished
+    prompt_token_logprobs: list[TokenLogprobs | None] | None = None  # `prompt_logprobs` is made of it
     error: Exception | None = None
+    num_cached_tokens: int | None = None  # prompt tokens found in the prefix cache; None until that is known
+    tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
+    _prompt_logprobs: list[dict[int, Logprob] | None] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
+
+    # vLLM's; there are no adapters, encoders or other engines that KV goes to
+    lora_request: ClassVar[None] = None
+    encoder_prompt: ClassVar[None] = None
+    encoder_prompt_token_ids: ClassVar[None] = None
+    kv_transfer_params: ClassVar[None] = None
+
+    @property
+    def prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
+        """As vLLM gives them, one per prompt token; the first has none."""
+        if self._prompt_logprobs is None and self.prompt_token_logprobs is not None:
+            self._prompt_logprobs = [
+                None if entry is None else entry.as_dict(self.tokenizer) for entry in self.prompt_token_logprobs
+            ]
+        return self._prompt_logprobs

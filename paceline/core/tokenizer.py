@@ -25,9 +25,7 @@ class Tokenizer(Protocol):
     def token_text(self, token_id: int) -> str: ...  # of one token, its leading space kept
 
     def chat_token_ids(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-    ) -> list[int]: ...  # tools: for templates that tell the model of them
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, **options: Any
+    ) -> list[int]: ...  # options such as `tools`, for templates that tell the model of them
+
+    def info(self) -> Mapping[str, Any]: ...  # for clients that make their own tokenizer: its template, its tokens

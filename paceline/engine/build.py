@@ -30,6 +30,9 @@ logger = logging.getLogger("paceline")
 # Past the context: four times the nodes of the largest draft that any method makes by itself.
 CAPTURED_DRAFT_SLOTS = 256
 DEFAULT_SPECULATION = {"method": "auto"}  # when the user says nothing; {"method": "none"} is plain decoding
+# The same where passes are captured (CUDA): the host runs ahead of plain passes only, and `auto` does not know yet what
+# a draft costs by making it wait (docs/gpu.md).
+DEFAULT_WHERE_CAPTURED = {"method": "none"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ def build_engine(
     given = DEFAULT_SPECULATION if speculative_config is None else speculative_config
     speculative = SpeculativeConfig.parse(given)  # before the model: a typo should not cost a load
     loaded = load_model(model, **model_options) if isinstance(model, str) else model
+    if speculative_config is None and loaded.capture is not None:
+        speculative = SpeculativeConfig.parse(DEFAULT_WHERE_CAPTURED)
     decoder = loaded.decoder
     config = resolve_config(
         engine_config, decoder.config, decoder.dtype, decoder.device, available_memory_bytes(decoder.device)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from paceline.core.draft_counts import DraftCounts
 from paceline.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from paceline.core.request import Request
+from paceline.core.tokenizer import Tokenizer
 from paceline.engine.core import EngineCore
 from paceline.engine.request_state import RequestState
 
@@ -17,6 +18,8 @@ class _Told:
     num_tokens: int = 0
     num_pieces: int = 0  # of the detokenizer's text
     end: bool = False
+    cumulative_logprob: float = 0.0
+    tokenizer: Tokenizer | None = None
 
 
 @dataclass(slots=True)
@@ -28,14 +31,21 @@ class Job:
     prompt_token_ids: list[int]
     requests: list[Request]
     states: list[RequestState] = field(default_factory=list)
+    tokenizer: Tokenizer | None = None  # for log-probabilities that are read
     _told: list[_Told] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._told = [_Told() for _ in self.requests]
+        self._told = [_Told(tokenizer=self.tokenizer) for _ in self.requests]
 
     @property
     def finished(self) -> bool:
         return all(state.request.finished for state in self.states)
+
+    @property
+    def metrics(self) -> RequestMetrics | None:
+        """Once all samples are finished."""
+        metrics = [state.metrics for state in self.states if state.metrics is not None]
+        return _combine(metrics) if len(metrics) == len(self.states) else None
 
     def start(self, core: EngineCore) -> None:
         for request in self.requests:
@@ -48,7 +58,9 @@ class Job:
 
     def output(self) -> RequestOutput:
         """The whole state."""
-        return self._around([_completion(i, state, _Told()) for i, state in enumerate(self.states)])
+        return self._around(
+            [_completion(i, state, _Told(tokenizer=self.tokenizer)) for i, state in enumerate(self.states)]
+        )
 
     def delta(self) -> RequestOutput:
         """What is new since the last delta."""
@@ -61,23 +73,24 @@ class Job:
     def nothing(self) -> RequestOutput:
         """The state before the first token."""
         outputs = [
-            CompletionOutput(i, "", [], logprobs=None if request.logprobs is None else [])
+            CompletionOutput(i, "", [], token_logprobs=None if request.logprobs is None else [])
             for i, request in enumerate(self.requests)
         ]
         return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, outputs, finished=False)
 
     def _around(self, outputs: list[CompletionOutput]) -> RequestOutput:
         errors = [state.request.error for state in self.states if state.request.error is not None]
-        metrics = [state.metrics for state in self.states if state.metrics is not None]
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
             outputs=outputs,
             finished=self.finished,
-            metrics=_combine(metrics) if len(metrics) == len(self.states) else None,
-            prompt_logprobs=self.states[0].request.prompt_logprobs,
+            metrics=self.metrics,
+            prompt_token_logprobs=self.states[0].request.prompt_logprobs,
             error=errors[0] if errors else None,
+            num_cached_tokens=self.states[0].request.num_cached_tokens,
+            tokenizer=self.tokenizer,
         )
 
 
@@ -87,13 +100,17 @@ def _completion(index: int, state: RequestState, told: _Told) -> CompletionOutpu
     begin, end = told.num_tokens, request.num_output_tokens
     output = CompletionOutput(
         index=index,
-        text="".join(pieces[told.num_pieces :]),
+        text="".join(pieces[told.num_pieces :]) if request.sampling_params.detokenize else "",
         token_ids=request.token_ids[request.num_prompt_tokens + begin :],
         finish_reason=request.finish_reason,
         stop_reason=request.stop_reason,
-        logprobs=None if request.logprobs is None else request.logprobs[begin:end],
         token_sources=request.token_sources[begin:end],
     )
+    if request.logprobs is not None:
+        output.token_logprobs = request.logprobs[begin:end]
+        for entry in output.token_logprobs:  # one by one: the same bits however deltas were cut
+            told.cumulative_logprob += entry.logprob
+        output.cumulative_logprob, output.tokenizer = told.cumulative_logprob, told.tokenizer
     told.num_tokens, told.num_pieces, told.end = end, len(pieces), request.finished
     return output
 
@@ -116,4 +133,6 @@ def _combine(metrics: Sequence[RequestMetrics]) -> RequestMetrics:
         e2e_s=max((m.e2e_s for m in metrics if m.e2e_s is not None), default=None),
         lossy=any(m.lossy for m in metrics),
         draft_s=sum(m.draft_s for m in metrics),
+        arrival_s=metrics[0].arrival_s,
+        num_preemptions=sum(m.num_preemptions for m in metrics),
     )

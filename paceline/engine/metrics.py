@@ -43,6 +43,8 @@ class RequestTracker:
             e2e_s=since_arrival(self.last_token_s),
             lossy=lossy,
             draft_s=request.draft_s,
+            arrival_s=request.arrival_s,
+            num_preemptions=request.num_preemptions,
         )
 
 

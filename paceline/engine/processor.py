@@ -58,6 +58,7 @@ class Processor:
         self._unseeded = itertools.count(1)  # callers may be in several threads
 
     def job(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Job:
+        params = params.submitted()
         prompt, cache_salt = _take_salt(prompt)
         text, token_ids = self._tokenize(prompt)
         self._check_length(token_ids)
@@ -83,7 +84,7 @@ class Processor:
             for i in range(params.n)
         ]
         self._grammars.constrain(*requests)
-        return Job(request_id, text, token_ids, requests)
+        return Job(request_id, text, token_ids, requests, tokenizer=self.tokenizer)
 
     def _prepare(self, params: SamplingParams) -> _Prepared:
         """The options checked and put together; the last are kept, because many prompts come with the same ones."""
@@ -101,13 +102,7 @@ class Processor:
         if isinstance(prompt, str):
             return prompt, self._encode_prompt(prompt)
         if isinstance(prompt, Mapping):
-            unknown = set(prompt) - {"prompt", "prompt_token_ids"}
-            if unknown or len(prompt) != 1:
-                raise InvalidRequestError(
-                    'a prompt mapping has one key, "prompt" or "prompt_token_ids", and perhaps "cache_salt"; '
-                    f"got {sorted(map(str, prompt))}"
-                )
-            return self._tokenize(next(iter(prompt.values())))
+            return self._tokenize_mapping({key: value for key, value in prompt.items() if value is not None})
         if not isinstance(prompt, Collection) or isinstance(prompt, bytes | bytearray):
             raise InvalidRequestError(f"a prompt is text, or a list of token ids, got {shown(prompt)}")
         token_ids = list(prompt)
@@ -118,6 +113,18 @@ class Processor:
                     f"prompt token ids must be whole numbers from 0 to {self.vocab_size - 1}, got {shown(token)}"
                 )
         return None, [int(token) for token in token_ids]
+
+    def _tokenize_mapping(self, prompt: Mapping[str, Any]) -> tuple[str | None, list[int]]:
+        """vLLM's `TextPrompt` and `TokensPrompt`; beside ids there may be the text that they were made of."""
+        if set(prompt) not in ({"prompt"}, {"prompt_token_ids"}, {"prompt", "prompt_token_ids"}):
+            raise InvalidRequestError(
+                'a prompt mapping has one key, "prompt" or "prompt_token_ids", and perhaps "cache_salt"; '
+                f"got {sorted(map(str, prompt))}"
+            )
+        if "prompt_token_ids" not in prompt:
+            return self._tokenize(prompt["prompt"])
+        text, (_, token_ids) = prompt.get("prompt"), self._tokenize(prompt["prompt_token_ids"])
+        return text if isinstance(text, str) else None, token_ids
 
     def _encode_prompt(self, text: str) -> list[int]:
         try:

@@ -84,6 +84,11 @@ class BlockPool:
             self._block_of[block_hash] = block
             self._hash_of[block] = block_hash
 
+    def forget_all(self) -> None:
+        """No block is findable any more; what requests hold stays theirs."""
+        self._block_of.clear()
+        self._hash_of.clear()
+
     def _forget(self, block: int) -> None:
         block_hash = self._hash_of.pop(block, None)
         if block_hash is not None:

@@ -5,20 +5,23 @@ import itertools
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence, Sized
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Sized
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 from paceline.core.faults import request_error
+from paceline.core.foreign_options import CALL, take_foreign
 from paceline.core.outputs import RequestOutput, RequestOutputKind
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.step_record import Load, StepObserver
+from paceline.engine.arg_utils import EngineArgs
 from paceline.engine.build import Engine
 from paceline.engine.core import EngineCore
 from paceline.engine.job import Job
 from paceline.engine.processor import Prompt
 from paceline.engine.request_state import RequestState
-from paceline.errors import EngineDeadError, InvalidRequestError, PacelineError
+from paceline.errors import EngineDeadError, InvalidOptionError, InvalidRequestError, PacelineError
 from paceline.llm.output_stream import News, OutputStream, post
 from paceline.llm.step_watch import StepWatch
 from paceline.llm.sync_llm import DEFAULT_MODEL, LLM, Message, Speculative
@@ -46,8 +49,13 @@ class AsyncLLM:
         self._streams: dict[str, OutputStream] = {}
         self._ids = itertools.count()
         self._dead: Exception | None = None
+        self._paused = False
         self._thread = threading.Thread(target=self._loop, name="paceline-engine", daemon=True)
         self._thread.start()
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> "AsyncLLM":
+        return cls(**engine_args.given())
 
     async def generate(
         self,
@@ -55,14 +63,17 @@ class AsyncLLM:
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
         *,
-        output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE,
+        output_kind: RequestOutputKind | None = None,  # None: what sampling_params say
+        **others: Any,  # vLLM's, without effect: core/foreign_options.py
     ) -> AsyncIterator[RequestOutput]:
         """The request's state whenever it changed. Closing the iterator, or cancelling its task, aborts the request.
 
         With another `output_kind`: what is new since the iterator was last asked, or only the last state."""
+        take_foreign("generate", CALL, others)
         request_id = request_id or f"async-{next(self._ids)}"
-        job = await self._job(request_id, prompt, sampling_params or SamplingParams())
-        stream = self._open(job, output_kind)
+        params = sampling_params or self._llm.get_default_sampling_params()
+        job = await self._job(request_id, prompt, params)
+        stream = self._open(job, output_kind or params.output_kind)
         try:
             while True:
                 output = await stream.next()
@@ -96,6 +107,62 @@ class AsyncLLM:
         """Answer a conversation, as `generate` continues a text."""
         return self.generate(self._llm.chat_prompt(messages), sampling_params, request_id)
 
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests now; their streams end with what they have, and the finish reason "abort"."""
+        for one in [request_id] if isinstance(request_id, str) else list(request_id):
+            stream = self._streams.get(one)
+            if stream is not None:
+                self._commands.put(partial(self._end_early, stream=stream))
+
+    def _end_early(self, core: EngineCore, stream: OutputStream) -> None:
+        if not stream.job.finished:
+            stream.job.abort(core)
+            post(stream.loop, [(stream, self._news(core, stream.job))])
+
+    async def check_health(self) -> None:
+        """Raises what ended the engine, where it does not run any more."""
+        if self._dead is not None:
+            raise self._dead
+
+    async def pause_generation(self, *, mode: str = "abort") -> None:
+        """No pass is computed until `resume_generation`. Requests that run are ended, or kept (mode "keep")."""
+        if mode not in ("abort", "keep"):
+            raise InvalidOptionError(f"mode must be 'abort' or 'keep', got {mode!r}: to wait, read your streams first")
+        if mode == "abort":
+            await self.abort(list(self._streams))
+        await self._set_paused(True)
+
+    async def resume_generation(self) -> None:
+        await self._set_paused(False)
+
+    async def is_paused(self) -> bool:
+        return self._paused
+
+    async def _set_paused(self, paused: bool) -> None:
+        await self.check_health()
+        loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+        def command(core: EngineCore) -> None:
+            self._paused = paused
+            loop.call_soon_threadsafe(done.set)
+
+        self._commands.put(command)
+        await done.wait()
+
+    async def reset_prefix_cache(self, **others: Any) -> bool:
+        """No later prompt finds the keys and values of an earlier one."""
+        take_foreign("reset_prefix_cache", CALL, others)
+        self._commands.put(lambda core: core.kv.pool.forget_all())
+        return True
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        return self._llm.get_default_sampling_params()
+
+    @property
+    def default_sampling(self) -> Mapping[str, Any]:
+        """Options of `SamplingParams` that hold where a request says nothing."""
+        return self._llm.default_sampling
+
     def get_tokenizer(self) -> Tokenizer:
         return self._llm.get_tokenizer()
 
@@ -119,6 +186,15 @@ class AsyncLLM:
     @property
     def vocab_size(self) -> int:
         return self.engine.model.config.vocab_size
+
+    @property
+    def cache_config(self) -> dict[str, str]:
+        config = self.engine.config
+        return {
+            "block_size": str(config.block_size),
+            "num_gpu_blocks": str(config.num_kv_blocks),
+            "enable_prefix_caching": str(config.enable_prefix_caching),
+        }
 
     def method_of(self, params: SamplingParams) -> str:
         """The drafting method that a request with these options gets; "none": plain decoding."""
@@ -169,7 +245,7 @@ class AsyncLLM:
         """Carry out what callers asked for, waiting when there is nothing to compute. False: shut down."""
         while True:
             try:
-                command = self._commands.get(block=not core.has_requests)
+                command = self._commands.get(block=self._paused or not core.has_requests)
             except queue.Empty:
                 return True
             if command is None:

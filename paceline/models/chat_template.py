@@ -18,6 +18,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from paceline.errors import InvalidRequestError, ModelLoadError
 
 Message = Mapping[str, Any]
+# Characters that mean nothing, of another plane than those of control_tokens.py: one of them marks a message's end.
+PRIVATE_USE = range(0x100000, 0x10FFFE)
 
 
 class GenerationBlock(Extension):
@@ -51,6 +53,27 @@ class ChatTemplate:
             return self._template.render(messages=plain, add_generation_prompt=add_generation_prompt, **values)
         except (TemplateError, TypeError) as error:
             raise InvalidRequestError(f"the model's chat template cannot take these messages: {error}") from error
+
+
+def is_jinja(source: str) -> bool:
+    """Jinja itself, rather than the name of a file that has it."""
+    return any(mark in source for mark in "{}\n")
+
+
+def continued(
+    template: ChatTemplate, messages: Sequence[Message], add_generation_prompt: bool, options: Mapping[str, Any]
+) -> str:
+    """The chat up to the end of its last message, which the answer continues."""
+    if add_generation_prompt:
+        raise InvalidRequestError("continue_final_message and add_generation_prompt exclude each other: choose one")
+    *others, last = plain_messages(messages)
+    used = set().union(*(one["content"] for one in (*others, last)))
+    mark = next(chr(code) for code in PRIVATE_USE if chr(code) not in used)
+    marked = [*others, {**last, "content": last["content"] + mark}]
+    text, found, _ = template.render(marked, add_generation_prompt=False, options=options).rpartition(mark)
+    if not found:
+        raise InvalidRequestError("the chat template does not show the last message, so it cannot be continued")
+    return text
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

@@ -27,7 +27,13 @@ from paceline.models.tokenizer import Tokenizer
 
 logger = logging.getLogger("paceline")
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "half": torch.float16,
+    "float": torch.float32,
+}
 DEVICES = ("auto", "cpu", "cuda")
 KERNELS = ("auto", "native", "torch")
 TRITON_CAPABILITY = (8, 0)  # the first with bfloat16 in its tensor cores, and what Triton still supports
@@ -130,6 +136,7 @@ def _device(device: str) -> torch.device:
 
 
 def _dtype(dtype: str, device: torch.device) -> torch.dtype:
+    dtype = str(dtype).removeprefix("torch.")
     if dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if dtype not in DTYPES:

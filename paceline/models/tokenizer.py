@@ -13,17 +13,19 @@ from typing import Any
 import tokenizers
 
 from paceline.core.incremental_text import INCOMPLETE
-from paceline.errors import InvalidRequestError, ModelLoadError
-from paceline.models.chat_template import ChatTemplate, Message, plain_messages
+from paceline.errors import InvalidOptionError, InvalidRequestError, ModelLoadError
+from paceline.models.chat_template import ChatTemplate, Message, continued, is_jinja, plain_messages
 from paceline.models.config import eos_token_ids, read_json
 from paceline.models.control_tokens import ControlTokens
 from paceline.models.gguf_tokenizer import SPACE_PIECE, build_tokenizer, tokenizer_config
+from paceline.models.hf_tokenizer import HFTokenizer
 
 FEW_TOKENS = 8  # as many texts of single tokens are put together faster than decoded
+MAX_OTHER_TEMPLATES = 8  # that callers brought and that are kept compiled
 LONG_TEXT = 10_000  # characters from which on other threads may run meanwhile: only the batch call lets them
 
 
-class Tokenizer:
+class Tokenizer(HFTokenizer):
     def __init__(
         self,
         backend: tokenizers.Tokenizer,
@@ -37,8 +39,10 @@ class Tokenizer:
         bos = special_tokens.get("bos_token")
         self.bos_token_id: int | None = None if bos is None else backend.token_to_id(bos)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
-        self.chat_template = chat_template
+        self.special_tokens = dict(special_tokens)
+        self.chat_template = chat_template  # Jinja
         self._chat_template = None if chat_template is None else ChatTemplate(chat_template, special_tokens)
+        self._other_templates: dict[str, ChatTemplate] = {}  # that callers brought
         self.control_tokens = ControlTokens(backend)
         self._token_texts: dict[int, str] = {}
         self._whole_texts: dict[bool, dict[int, str]] = {True: {}, False: {}}  # of tokens that are whole characters
@@ -123,35 +127,57 @@ class Tokenizer:
             return piece.replace(SPACE_PIECE, " ")
         return self.backend.decode([token_id], skip_special_tokens=False)
 
-    def apply_chat_template(
+    def use_chat_template(self, template: str | Path) -> None:
+        """Instead of the model's own: Jinja, or a file of it."""
+        source = str(template)
+        if not is_jinja(source):
+            path = Path(source).expanduser()
+            if not path.is_file():
+                raise InvalidOptionError(f"chat_template is neither Jinja nor a file: {source!r}")
+            source = path.read_text(encoding="utf-8")
+        self._chat_template, self.chat_template = ChatTemplate(source, self.special_tokens), source
+
+    def chat_text(
         self,
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         *,
         tools: Any = None,
+        template: str | None = None,  # Jinja, instead of the model's own
         template_options: Mapping[str, Any] | None = None,  # such as {"enable_thinking": False} for Qwen3
+        continue_final_message: bool = False,  # end where the last message ends
     ) -> str:
+        chosen = self._template(template)
+        if tools and "tools" not in (template or self.chat_template or ""):
+            raise InvalidRequestError("the chat template takes no tools: leave them out, or describe them in a message")
+        options = {"tools": tools, **(template_options or {})}
+        if continue_final_message:
+            return continued(chosen, messages, add_generation_prompt, options)
+        return chosen.render(messages, add_generation_prompt=add_generation_prompt, options=options)
+
+    def _template(self, source: str | None) -> ChatTemplate:
+        if source is not None:
+            if source not in self._other_templates:
+                if len(self._other_templates) >= MAX_OTHER_TEMPLATES:
+                    self._other_templates.clear()
+                self._other_templates[source] = ChatTemplate(source, self.special_tokens)
+            return self._other_templates[source]
         if self._chat_template is None:
             raise InvalidRequestError(
                 "this model has no chat template, so it cannot take messages: send a plain prompt instead"
             )
-        options = {"tools": tools, **(template_options or {})}
-        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt, options=options)
+        return self._chat_template
 
     def chat_token_ids(
-        self,
-        messages: Sequence[Message],
-        add_generation_prompt: bool = True,
-        *,
-        tools: Any = None,
-        template_options: Mapping[str, Any] | None = None,
+        self, messages: Sequence[Message], add_generation_prompt: bool = True, *, tools: Any = None, **options: Any
     ) -> list[int]:
-        """The chat as token ids. The template alone writes special tokens: none are added, none come from messages."""
+        """The chat as token ids; `options` of `chat_text`. The template alone writes special tokens: none are added,
+        none come from messages or tools."""
         plain = plain_messages(messages)  # parts are joined first: two of them must not spell a token together
         mark = None
         if self.control_tokens.found_in([plain, tools]):
             (plain, tools), mark = self.control_tokens.mark([plain, tools])
-        text = self.apply_chat_template(plain, add_generation_prompt, tools=tools, template_options=template_options)
+        text = self.chat_text(plain, add_generation_prompt, tools=tools, **options)
         if mark is None:
             return self.encode(text, add_special_tokens=False)
         return self.control_tokens.encode(text, mark)

@@ -11,7 +11,7 @@ from paceline.core.outputs import TokenLogprobs
 def token_logprobs(
     logits: Tensor,  # [rows, vocab], straight from the model
     token_ids: Sequence[int],  # [rows]: the token that came after each row
-    num_top: int,  # how many of the likeliest tokens to report beside it
+    num_top: int,  # how many of the likeliest tokens to report beside it; -1: all
 ) -> list[TokenLogprobs]:
     """One entry per row. For prompts: the rows of positions [0, n - 1) with the tokens at [1, n)."""
     if not token_ids:
@@ -20,7 +20,8 @@ def token_logprobs(
     chosen_ids = torch.tensor(token_ids, device=logits.device).unsqueeze(1)
     chosen = logprobs.gather(1, chosen_ids)  # [rows, 1]
     ranks = (logprobs > chosen).sum(-1) + 1
-    top = logprobs.topk(min(num_top, logits.shape[-1]), dim=-1)  # likeliest first
+    vocab_size = logits.shape[-1]
+    top = logprobs.topk(vocab_size if num_top < 0 else min(num_top, vocab_size), dim=-1)  # likeliest first
     tops = zip(top.indices.tolist(), top.values.tolist(), strict=True)
     return [
         TokenLogprobs(token, logprob, rank, dict(zip(ids, values, strict=True)))

@@ -51,6 +51,8 @@ class ServerConfig:
     drain_timeout_s: float = 30.0  # how long open streams may go on after a shutdown was asked for
     cors_origins: tuple[str, ...] = ()  # none: no cross-origin page may read an answer
     log_prompts: bool = False
+    strict: bool = False  # refuse every field of a body that is not known, rather than name it in a header
+    reasoning_parser: str | None = None  # tells what a model thinks apart (serve/generate/reasoning.py)
 
     def __post_init__(self) -> None:
         if not self.model_names or not all(self.model_names):

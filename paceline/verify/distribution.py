@@ -92,7 +92,7 @@ def _compare(
 def model_distribution(plain: LLM, token_ids: Sequence[int]) -> dict[int, float]:
     """p after these tokens under TEMPERATURE and TOP_K, from the model's own log-probabilities."""
     params = SamplingParams(temperature=0.0, max_tokens=1, logprobs=TOP_K + 5)
-    logprobs = plain.generate(list(token_ids), params)[0].outputs[0].logprobs
+    logprobs = plain.generate(list(token_ids), params)[0].outputs[0].token_logprobs
     assert logprobs is not None
     top = logprobs[0].top
     kth = sorted(top.values(), reverse=True)[TOP_K - 1]

@@ -26,7 +26,7 @@ def check_forcing(workload: Workload, case: EngineCase, answers: Sequence[list[i
     gaps: list[float] = []
     for (prompt, setting), output in zip(workload.cases, answers, strict=True):
         if setting == GREEDY and output:
-            gaps += _gaps(plain.generate(prompt + output, ASK)[0].prompt_logprobs or [], len(prompt))
+            gaps += _gaps(plain.generate(prompt + output, ASK)[0].prompt_token_logprobs or [], len(prompt))
     return _check(
         f"{case.label}, {workload.max_tokens} tokens, greedy",
         gaps,

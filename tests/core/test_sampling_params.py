@@ -1,7 +1,9 @@
 """Whatever is given for an option is turned into a plain value or refused, when the object is made."""
 
+import copy
 import dataclasses
 import math
+import pickle
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -12,12 +14,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.core.foreign_options import SAMPLING
+from paceline.core.outputs import RequestOutputKind
 from paceline.core.request import Request
 from paceline.core.sampling_params import GREEDY_BELOW, SamplingParams
 from paceline.errors import InvalidOptionError
 from paceline.ops.sampling import NodeRow, choose_tokens, row_probs
 
-FIELDS = [field.name for field in dataclasses.fields(SamplingParams)]
+FIELDS = [field.name for field in dataclasses.fields(SamplingParams) if field.init]
 
 
 class Unshowable:
@@ -45,7 +49,7 @@ def is_plain(value: object) -> bool:
         return all(is_plain(one) for one in value)
     if type(value) is float:
         return math.isfinite(value)
-    return value is None or type(value) in (int, bool, str) or callable(value)
+    return value is None or type(value) in (int, bool, str, RequestOutputKind) or callable(value)
 
 
 @pytest.mark.parametrize("name", FIELDS)
@@ -63,7 +67,8 @@ def test_any_value_of_an_option_becomes_plain_or_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(FIELDS) - {"allowed_token_ids", "seed", "max_tokens", "logprobs"}))
 def test_none_is_refused_where_it_means_nothing(name: str) -> None:
     default = getattr(SamplingParams(), name)
-    if default is None or isinstance(default, tuple | dict):  # an empty list may be given as None, as in vLLM
+    # an empty list may be given as None, as in vLLM, and so may what has no effect
+    if default is None or isinstance(default, tuple | dict) or name in SAMPLING:
         assert getattr(SamplingParams(**{name: None}), name) == default
     else:
         with pytest.raises(InvalidOptionError, match=f"{name} must be"):
@@ -100,3 +105,50 @@ def test_a_list_that_changes_afterwards_changes_nothing() -> None:
     assert params.stop == ("a",) and params.bad_words == ("bad",)
     assert params.allowed_token_ids == params.stop_token_ids == (3,)
     assert params.logit_bias == {1: 1.0} and params.speculative == {"off": True}
+
+
+def test_options_may_be_assigned_and_are_checked_when_they_are() -> None:
+    params = SamplingParams()
+    params.temperature, params.stop, params.max_tokens = 0, "x", None
+    assert params == SamplingParams(temperature=0.0, stop=["x"], max_tokens=None) and params.greedy
+    with pytest.raises(InvalidOptionError, match="top_p"):
+        params.top_p = 2.0
+    with pytest.raises(AttributeError):
+        params.temprature = 0.5  # type: ignore[attr-defined]
+    assert params.top_p == 1.0
+
+
+def test_what_was_submitted_stays_as_it_was_and_cannot_be_changed() -> None:
+    params = SamplingParams(temperature=0.5)
+    first = params.submitted()
+    assert params.submitted() is first is first.submitted(), "many prompts share one copy"
+    with pytest.raises(InvalidOptionError, match="clone"):
+        first.temperature = 0.1
+    params.temperature = 0.1
+    second = params.submitted()
+    assert (first.temperature, second.temperature) == (0.5, 0.1)
+    again = first.clone()
+    again.temperature = 0.2
+    assert first.temperature == 0.5
+    params.min_tokens = 99
+    with pytest.raises(InvalidOptionError, match="min_tokens"):
+        params.submitted()
+
+
+def test_copies_and_pickles_are_equal_and_may_be_changed() -> None:
+    params = SamplingParams(temperature=0.5, stop=["a"], logit_bias={3: 1.0}).submitted()
+    for copied in (copy.copy(params), copy.deepcopy(params), pickle.loads(pickle.dumps(params))):
+        assert copied == params
+        copied.top_k = 3
+    assert params.top_k == 0
+
+
+def test_from_optional_takes_none_for_a_default_and_text_for_token_ids() -> None:
+    params = SamplingParams.from_optional(temperature=None, n=None, max_tokens=None, logit_bias={"5": 1000.0})
+    assert params == SamplingParams(max_tokens=None, logit_bias={5: 100.0})
+    assert SamplingParams.from_optional() == SamplingParams()
+
+
+def test_stop_strings_need_text() -> None:
+    with pytest.raises(InvalidOptionError, match="detokenize"):
+        SamplingParams(stop="a", detokenize=False)

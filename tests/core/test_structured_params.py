@@ -93,3 +93,11 @@ def test_what_cannot_be_taken_is_refused_with_the_reason(given: dict[str, Any], 
 def test_anything_but_the_class_is_refused_in_sampling_params() -> None:
     with pytest.raises(InvalidOptionError, match="must be StructuredOutputsParams"):
         SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
+
+
+def test_it_is_checked_when_assigned_and_kept_by_copies() -> None:
+    params = SamplingParams()
+    params.structured_outputs = StructuredOutputsParams(choice=["yes", "no"])
+    with pytest.raises(InvalidOptionError, match=r"structured_outputs must be StructuredOutputsParams\(json="):
+        params.structured_outputs = {"choice": ["yes"]}  # type: ignore[assignment]
+    assert params.submitted().structured_outputs == params.clone().structured_outputs == params.structured_outputs

@@ -70,7 +70,7 @@ def test_smollm2_gguf_is_its_folder(smollm2: Path, ours: Tokenizer) -> None:
     direct = Tokenizer.from_gguf(smollm2 / "source.gguf")
     for text in TEXTS:
         assert direct.encode(text) == ours.encode(text)
-    assert direct.apply_chat_template(CHATS[1]) == ours.apply_chat_template(CHATS[1])
+    assert direct.chat_text(CHATS[1]) == ours.chat_text(CHATS[1])
     for tokenizer in (direct, ours):
         assert (tokenizer.bos_token_id, tokenizer.eos_token_ids, tokenizer.vocab_size) == (1, (2,), 49152)
 
@@ -82,7 +82,7 @@ def test_smollm2_chat_prompts_are_transformers_own(
 ) -> None:
     text = from_transformers.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
     ids = from_transformers.apply_chat_template(messages, add_generation_prompt=prompt, return_dict=False)
-    assert ours.apply_chat_template(messages, prompt) == text
+    assert ours.chat_text(messages, prompt) == text
     assert ours.chat_token_ids(messages, prompt) == ids
 
 
@@ -122,8 +122,8 @@ def test_where_a_chat_template_may_be(tmp_path: Path) -> None:
     hi = [{"role": "user", "content": "hi"}]
     assert not Tokenizer.from_folder(folder_with(tmp_path)).has_chat_template
     with pytest.raises(InvalidRequestError, match=r"no chat template.*plain prompt"):
-        Tokenizer.from_folder(tmp_path).apply_chat_template(hi)
+        Tokenizer.from_folder(tmp_path).chat_text(hi)
     folder_with(tmp_path, chat_template=[{"name": "rag", "template": "no"}, {"name": "default", "template": "list"}])
-    assert Tokenizer.from_folder(tmp_path).apply_chat_template(hi) == "list"
+    assert Tokenizer.from_folder(tmp_path).chat_text(hi) == "list"
     (tmp_path / "chat_template.jinja").write_text("file")
-    assert Tokenizer.from_folder(tmp_path).apply_chat_template(hi) == "file"
+    assert Tokenizer.from_folder(tmp_path).chat_text(hi) == "file"

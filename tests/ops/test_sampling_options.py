@@ -387,9 +387,9 @@ OUT_OF_RANGE: list[dict[str, Any]] = [
     {"min_tokens": 20},
     {"stop": ""},
     {"stop": [3]},
-    {"logprobs": -1},
+    {"logprobs": -2},
     {"logprobs": 10**6},
-    {"prompt_logprobs": -1},
+    {"prompt_logprobs": -2},
 ]
 
 

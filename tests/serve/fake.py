@@ -38,8 +38,17 @@ class ByteTokenizer:
     def token_text(self, token_id: int) -> str:
         return self.decode([token_id])
 
+    def info(self) -> dict[str, Any]:
+        names = ("chat_template", "bos_token", "eos_token", "pad_token", "unk_token")
+        return {"tokenizer_class": "bytes", "vocab_size": 257, **dict.fromkeys(names)}
+
     def chat_token_ids(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, *, tools: Any = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Any = None,
+        **options: Any,
     ) -> list[int]:
         assert tools is None, "the template takes no tools"
         text = "".join(f"<{m['role']}>{m['content']}\n" for m in messages)
@@ -57,12 +66,14 @@ class FakeBackend:
     DRAFT = 2
     vocab_size = 257
     methods = ("ngram", "prediction")
+    cache_config: Mapping[str, str] = {"block_size": "16"}
 
     def __init__(self, step_s: float = 0.0, max_num_seqs: int = 8, max_model_len: int = 4096) -> None:
         self.step_s = step_s
         self.max_num_seqs = max_num_seqs
         self.max_model_len = max_model_len
         self.tokenizer = ByteTokenizer()
+        self.default_sampling: dict[str, Any] = {}
         self.running: set[str] = set()
         self.aborted: list[str] = []
         self.params: list[SamplingParams] = []  # of every request, as the server asked
@@ -159,9 +170,7 @@ class FakeBackend:
                     prompt_logprobs = [None, *(TokenLogprobs(t, -1.0, 1, {t: -1.0}) for t in token_ids[1:])]
                 deltas = [_delta(a, b) for a, b in zip(told, outputs, strict=True) if a.finish_reason is None]
                 told = outputs
-                yield RequestOutput(
-                    request_id, None, list(token_ids), deltas, finished, metrics, prompt_logprobs=prompt_logprobs
-                )
+                yield RequestOutput(request_id, None, list(token_ids), deltas, finished, metrics, prompt_logprobs)
         finally:
             self.running.discard(request_id)
             if not finished:
@@ -218,7 +227,7 @@ def _delta(before: CompletionOutput, now: CompletionOutput) -> CompletionOutput:
         now.token_ids[known:],
         now.finish_reason,
         now.stop_reason,
-        None if now.logprobs is None else now.logprobs[known:],
+        None if now.token_logprobs is None else now.token_logprobs[known:],
         now.token_sources[known:],
     )
 

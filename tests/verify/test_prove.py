@@ -114,7 +114,7 @@ def test_forcing_allows_ties_within_rounding_only(
     gap: float, batch_invariant: bool, passes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entries: list[TokenLogprobs | None] = [None, None, TokenLogprobs(5, -1.0 - gap, 2, {4: -1.0})]
-    answer = RequestOutput("r", None, [], [], finished=True, prompt_logprobs=entries)
+    answer = RequestOutput("r", None, [], [], finished=True, prompt_token_logprobs=entries)
     engine = SimpleNamespace(generate=lambda prompt, params: [answer])
     monkeypatch.setattr(Workload, "engine", lambda self, **options: engine)
     assert check_forcing(workload_of([[5], [8]], batch_invariant), CASE, [[5], [8]]).passed == passes

@@ -66,14 +66,14 @@ def record(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[Reco
         if output.error is not None:
             raise output.error
         completion = output.outputs[0]
-        assert completion.logprobs is not None
+        assert completion.token_logprobs is not None
         recorded.append(
             Recorded(
                 prompt.prompt_id,
                 prompt.category,
                 list(output.prompt_token_ids),
                 list(completion.token_ids),
-                [list(position.top) for position in completion.logprobs],
+                [list(position.top) for position in completion.token_logprobs],
                 sampling.temperature,
                 vocab_size,
                 sampling.seed + i,

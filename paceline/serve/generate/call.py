@@ -22,6 +22,8 @@ class Call:
     params: SamplingParams
     cache_salt: str = ""
     plan: ToolPlan | None = None  # where tools may be called
+    reasoning_parser: str | None = None  # where what a model thinks is told apart
+    only_echo: bool = False  # the prompt is asked for, and no token after it
     created: int = field(default_factory=lambda: int(time.time()))
     arrival_s: float = field(default_factory=time.perf_counter)
     counts: list[DraftCounts] = field(default_factory=list)  # so far, one per choice, where a prediction was given

@@ -1,4 +1,5 @@
-"""The answer of a chat that may call tools, in OpenAI's shape: content and calls apart, arguments as they come."""
+"""The answer of a chat that may call tools, in OpenAI's shape: thoughts, content and calls apart, arguments as they
+come."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -43,21 +44,24 @@ class ChatToolsFormat:
         events = reader.read(delta)
         body = self._plain.choice(delta, whole=whole) | {"finish_reason": reader.finish_reason(delta)}
         if whole:
-            return [body | {"message": self._message(events)}]
-        return self._chunks(body, self._pieces(events, delta.first), delta)
+            return [body | {"message": self._message(events, delta.reasoning)}]
+        return self._chunks(body, self._pieces(events, delta), delta)
 
-    def _message(self, events: Sequence[Event]) -> dict[str, Any]:
+    def _message(self, events: Sequence[Event], reasoning: str | None) -> dict[str, Any]:
         content = "".join(event.text for event in events if isinstance(event, Content))
         calls = [self._call(event) for event in events if isinstance(event, CallBegin)]
         for event in events:
             if isinstance(event, Arguments):
                 calls[event.index]["function"]["arguments"] += event.text
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if reasoning is not None:
+            message |= {"reasoning": reasoning or None, "content": content or None}
         return message | {"content": content or None, "tool_calls": calls} if calls else message
 
-    def _pieces(self, events: Sequence[Event], first: bool) -> list[dict[str, Any]]:
-        pieces = [self._piece(event) for event in events]
-        if first:
+    def _pieces(self, events: Sequence[Event], delta: Delta) -> list[dict[str, Any]]:
+        thoughts = [{"reasoning": delta.reasoning}] if delta.reasoning else []
+        pieces = thoughts + [self._piece(event) for event in events]
+        if delta.first:
             role = {"role": "assistant", "content": None if pieces else ""}
             pieces[:1] = [role | pieces[0]] if pieces else [role]
         return pieces

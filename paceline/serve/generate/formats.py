@@ -52,6 +52,8 @@ class ChatFormat:
 
     def choice(self, delta: Delta, *, whole: bool) -> dict[str, Any]:
         content: dict[str, Any] = {"content": delta.text}
+        if delta.reasoning is not None:
+            content = _with_reasoning(delta, whole)
         if delta.first or whole:
             content = {"role": "assistant", **content}
         if whole:
@@ -75,6 +77,12 @@ class ChatFormat:
         # Half a character has no text of its own; null says so.
         data = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
         return {"token": text, "logprob": _finite(logprob), "bytes": data}
+
+
+def _with_reasoning(delta: Delta, whole: bool) -> dict[str, Any]:
+    """As vLLM says it: a message has both, null where there is nothing; a chunk has what is new."""
+    both = {"reasoning": delta.reasoning or None, "content": delta.text or None}
+    return both if whole else {name: text for name, text in both.items() if text is not None} or {"content": ""}
 
 
 class CompletionFormat:

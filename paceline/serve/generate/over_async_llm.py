@@ -20,6 +20,8 @@ class OverAsyncLLM:
         self.max_num_seqs = llm.max_num_seqs
         self.methods = tuple(methods)
         self.tokenizer = llm.get_tokenizer()
+        self.default_sampling = llm.default_sampling
+        self.cache_config = llm.cache_config
         self._take_stats()  # nothing runs yet
 
     def generate(

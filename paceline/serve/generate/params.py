@@ -37,7 +37,8 @@ async def sampling_params(
     plan: ToolPlan | None = None,
 ) -> SamplingParams:
     """One set of options for all prompts of a call, `max_tokens` resolved."""
-    options = {name: getattr(body, name) for name in _SAME_NAME if getattr(body, name) is not None}
+    options = {name: value for name, value in backend.default_sampling.items() if name != "max_tokens"}
+    options |= {name: getattr(body, name) for name in _SAME_NAME if getattr(body, name) is not None}
     num_choices, logprobs = len(prompt_lens) * (body.n or 1), _logprobs(body)
     max_tokens = _max_tokens(
         body, max(prompt_lens), backend, config, tokens_within_logprobs(num_choices, logprobs, config)
@@ -67,8 +68,11 @@ def _max_tokens(
     asked = body.max_tokens
     if isinstance(body, ChatCompletionRequest):
         asked = body.max_completion_tokens or asked
+    if asked == 0:
+        return 1  # only the echo is wanted; the pass over the prompt brings a token, which is left out
     if asked is None:
         default = 16 if isinstance(body, CompletionRequest) else room  # OpenAI's defaults
+        default = int(backend.default_sampling.get("max_tokens", default))
         return max(1, min(default, room, limit or room, room if within_logprobs is None else within_logprobs))
     if limit is not None and asked > limit:
         raise ApiError(400, f"max_tokens {asked} is above this server's limit of {limit}", param="max_tokens")
@@ -115,8 +119,7 @@ async def _speculative(body: GenerationRequest, backend: ServedEngine) -> dict[s
 async def prompt_token_ids(body: GenerationRequest, backend: ServedEngine, config: ServerConfig) -> list[list[int]]:
     """Every prompt of the call, tokenized and within the limits."""
     if isinstance(body, ChatCompletionRequest):
-        tools = () if body.tool_choice == "none" else body.tools or ()
-        prompts = [await tokenize_chat(body.messages, backend, tools=tools)]
+        prompts = [await _chat_prompt(body, backend)]
     else:
         assert isinstance(body, CompletionRequest)
         prompts = await _completion_prompts(body, backend)
@@ -134,7 +137,7 @@ async def _completion_prompts(body: CompletionRequest, backend: ServedEngine) ->
     prompts: list[list[int]] = []
     for prompt in given:
         if isinstance(prompt, str):
-            prompts.append(await tokenize_text(prompt, backend))
+            prompts.append(await tokenize_text(prompt, backend, body.add_special_tokens is not False))
         else:
             prompts.append(list(prompt))
     return prompts
@@ -144,24 +147,39 @@ async def tokenize_text(text: str, backend: ServedEngine, add_special_tokens: bo
     return await in_worker(len(text), lambda: backend.tokenizer.encode(text, add_special_tokens))
 
 
+async def _chat_prompt(body: ChatCompletionRequest, backend: ServedEngine) -> list[int]:
+    options: dict[str, Any] = {}
+    if body.continue_final_message:
+        options["continue_final_message"] = True
+    if body.chat_template_kwargs:
+        options["template_options"] = body.chat_template_kwargs
+    if body.add_special_tokens:
+        raise ApiError(400, "the chat template has the special tokens itself", param="add_special_tokens")
+    add_generation_prompt = (
+        not body.continue_final_message if body.add_generation_prompt is None else (body.add_generation_prompt)
+    )
+    tools = () if body.tool_choice == "none" else body.tools or ()
+    return await tokenize_chat(body.messages, backend, add_generation_prompt, tools, **options)
+
+
 async def tokenize_chat(
     messages: Sequence[Message],
     backend: ServedEngine,
     add_generation_prompt: bool = True,
     tools: Sequence[Tool] = (),
+    **options: Any,
 ) -> list[int]:
     rendered = [message.for_template() for message in messages]
     num_chars = sum(len(message["content"]) + CHARS_PER_MESSAGE for message in rendered)
     tokenizer = backend.tokenizer
-    if not tools and not any(message.is_of_tools for message in messages):
-        return await in_worker(num_chars, lambda: tokenizer.chat_token_ids(rendered, add_generation_prompt))
-    told = [tool.for_template() for tool in tools]
-    num_chars += len(str(told))
-    if not takes_tools(tokenizer.chat_template):
-        rendered, told = generic_messages(rendered, told), []
-    return await in_worker(
-        num_chars, lambda: tokenizer.chat_token_ids(rendered, add_generation_prompt, tools=told or None)
-    )
+    if tools or any(message.is_of_tools for message in messages):
+        told = [tool.for_template() for tool in tools]
+        num_chars += len(str(told))
+        if takes_tools(tokenizer.chat_template):
+            options["tools"] = told or None
+        else:
+            rendered = generic_messages(rendered, told)
+    return await in_worker(num_chars, lambda: tokenizer.chat_token_ids(rendered, add_generation_prompt, **options))
 
 
 def _check_prompt(token_ids: list[int], backend: ServedEngine, config: ServerConfig) -> None:

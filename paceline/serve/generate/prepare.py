@@ -20,6 +20,9 @@ async def prepare(service: Service, body: GenerationRequest, call_id: str, tenan
         plan = tool_plan(body, lambda: service.tool_format)
     params = await sampling_params(body, [len(p) for p in prompts], backend, config, plan)
     call = Call(call_id, model, body, prompts, params, tenant.cache_salt(body.cache_salt), plan)
+    if isinstance(body, ChatCompletionRequest):
+        call.reasoning_parser = config.reasoning_parser
+    call.only_echo = body.max_tokens == 0
     service.metrics.prompt_tokens.inc(sum(len(p) for p in prompts))
     if config.log_prompts:
         log("prompt", id=call.id, prompts=[backend.tokenizer.decode(p, False) for p in prompts])

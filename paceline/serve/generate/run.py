@@ -52,15 +52,25 @@ async def _read_prompt(service: Service, call: Call, prompt: int, writer: Writer
     outputs = service.backend.generate(call.prompts[prompt], call.params, call.request_id(prompt), call.cache_salt)
     async with aclosing(outputs):  # type: ignore[type-var]
         async for output in outputs:
+            if call.only_echo:
+                _leave_out(output)
             times.note(sum(len(choice.token_ids) for choice in output.outputs))
             if output.error is not None:
                 raise output.error
             for choice in output.outputs:
                 if choice.finish_reason is not None:
                     service.metrics.finished.inc(1, choice.finish_reason)
-            if output.prompt_logprobs is not None:
-                call.prompt_logprobs[prompt] = output.prompt_logprobs
+            if output.prompt_token_logprobs is not None:
+                call.prompt_logprobs[prompt] = output.prompt_token_logprobs
             if output.metrics is not None:
                 call.metrics[prompt] = output.metrics
-                service.metrics.finish(output.metrics)
+                service.metrics.finish(output.metrics, call.params.n, call.params.max_tokens)
             await writer.take(prompt, output)
+
+
+def _leave_out(output: RequestOutput) -> None:
+    """All that was generated, where only the prompt was asked for."""
+    for choice in output.outputs:
+        choice.text, choice.token_ids, choice.token_sources = "", [], []
+        choice.token_logprobs = None if choice.token_logprobs is None else []
+        choice.finish_reason, choice.stop_reason = choice.finish_reason and "length", None

@@ -4,7 +4,7 @@ The server never looks inside the engine. It sends prompts, reads deltas, and is
 the drafts (`StepRecord`): the page's tree, a prediction's counts and the time model all come from that one report.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from paceline.core.outputs import RequestOutput
@@ -28,6 +28,12 @@ class ServedEngine(Protocol):
 
     @property
     def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def default_sampling(self) -> Mapping[str, Any]: ...  # options that hold where a request says nothing
+
+    @property
+    def cache_config(self) -> Mapping[str, str]: ...  # how its KV cache is set up, for the metrics
 
     def generate(
         self, token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str

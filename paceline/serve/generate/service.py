@@ -4,6 +4,7 @@ import logging
 import time
 from functools import cached_property
 
+from paceline.core.step_record import StepRecord
 from paceline.serve.config import ServerConfig
 from paceline.serve.generate.served_engine import ServedEngine
 from paceline.serve.http.gate import Gate
@@ -22,7 +23,7 @@ class Service:
         self.gate = Gate(backend.max_num_seqs, config.max_queue_len, config.request_timeout_s)
         self.engine_dead = False
         self.begin_s = time.time()
-        backend.watch(self.latest_steps.observe)
+        backend.watch(self._observe)  # one observer: what it is told is made for each
         backend.when_dead(self._note_death)
         if config.tool_call_parser is not None:
             assert self.tool_format  # one that does not go with the model is found out now
@@ -30,6 +31,10 @@ class Service:
     @cached_property
     def tool_format(self) -> ToolFormat:
         return tool_format(self.backend.tokenizer, self.config.tool_call_parser)
+
+    def _observe(self, step: StepRecord) -> None:
+        self.latest_steps.observe(step)
+        self.metrics.observe_step(step)
 
     def _note_death(self, error: Exception) -> None:
         self.engine_dead = True

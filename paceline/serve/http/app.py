@@ -38,6 +38,7 @@ from paceline.serve.http.response_bodies import (
     ModelCard,
     ModelList,
     Tokenized,
+    TokenizerInfo,
     Version,
 )
 from paceline.serve.http.tenants import TENANT, Tenant
@@ -74,7 +75,7 @@ def create_app(backend: ServedEngine, config: ServerConfig) -> FastAPI:
     )
     app.state.service = service
     app.state.pace = Pace(config.max_rate_per_client)
-    reader = BodyReader(backend.max_model_len)
+    reader = BodyReader(backend.max_model_len, config.strict)
     _add_generation(app, service, reader)
     add_responses(app, service, reader)
     _add_tokenizer(app, service, reader)
@@ -152,6 +153,11 @@ def _add_tokenizer(app: FastAPI, service: Service, reader: BodyReader) -> None:
             raise ApiError(400, message, code="too_long", param="prompt" if body.messages is None else "messages")
         answer = {"tokens": tokens, "count": len(tokens), "max_model_len": service.backend.max_model_len}
         return await in_worker(len(tokens), lambda: JSONResponse(answer))
+
+    @app.get("/tokenizer_info", response_model=TokenizerInfo, tags=["tokens"])
+    async def tokenizer_info() -> Any:
+        """For clients that apply the chat template themselves."""
+        return {**service.backend.tokenizer.info(), "model_max_length": service.backend.max_model_len}
 
     @app.post("/detokenize", response_model=Detokenized, tags=["tokens"], **takes(DetokenizeRequest))
     async def detokenize(body: DetokenizeBody) -> Any:

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 
 from paceline.llm.worker import in_worker
 from paceline.serve.http.errors import ApiError
+from paceline.serve.http.middleware import IGNORED
 from paceline.serve.http.request_bodies import Body
-from paceline.serve.http.validation import explain
+from paceline.serve.http.validation import explain, take_unknown
 
 Model = TypeVar("Model", bound=Body)
 
@@ -33,7 +34,8 @@ _JSON_TYPE = re.compile(r"application/([\w.+-]+\+)?json\s*(;.*)?", re.IGNORECASE
 class BodyReader:
     """Makes the dependencies by which routes get their bodies."""
 
-    def __init__(self, max_model_len: int) -> None:
+    def __init__(self, max_model_len: int, strict: bool = False) -> None:
+        self._strict = strict  # refuse every field that is not known
         self.max_values = VALUES_BESIDE_TOKENS + TEXTS_OF_TOKENS * max_model_len
 
     def dependency(self, model: type[Model]) -> Any:
@@ -42,15 +44,23 @@ class BodyReader:
             if not _JSON_TYPE.fullmatch(content_type):
                 raise ApiError(400, "the body must be one JSON object, sent as application/json", code="invalid_json")
             raw = await request.body()
-            return await in_worker(len(raw), lambda: self.parse(raw, model))
+            body, ignored = await in_worker(len(raw), lambda: self.read(raw, model))
+            if ignored:
+                request.scope[IGNORED] = ignored  # for a header and the log
+            return body
 
         return Depends(read)
 
     def parse(self, raw: bytes, model: type[Model]) -> Model:
+        return self.read(raw, model)[0]
+
+    def read(self, raw: bytes, model: type[Model]) -> tuple[Model, list[str]]:
+        """The request, and the names of fields that have no effect."""
         data = self._json(raw)
         check_shape(data)
+        ignored = take_unknown(data, model, self._strict) if isinstance(data, dict) else []
         try:
-            return model.model_validate(data)
+            return model.model_validate(data), ignored
         except ValidationError as error:
             raise explain(error) from None
 

@@ -32,6 +32,8 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | None = None
     name: str | None = None
+    reasoning: str | None = None  # an answer sent back as it came; what becomes of it is the template's affair
+    reasoning_content: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
 
@@ -58,6 +60,9 @@ class Message(BaseModel):
         message: dict[str, Any] = {"role": role, "content": as_text(self.content)}
         if self.name is not None:
             message["name"] = self.name
+        thoughts = self.reasoning if self.reasoning_content is None else self.reasoning_content
+        if thoughts is not None:
+            message["reasoning_content"] = thoughts
         if self.tool_calls:
             message["tool_calls"] = [call_for_template(call) for call in self.tool_calls]
         if self.tool_call_id is not None:

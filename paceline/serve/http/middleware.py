@@ -4,6 +4,8 @@ import asyncio
 import logging
 import time
 import uuid
+from collections.abc import Sequence
+from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
@@ -17,6 +19,10 @@ from paceline.serve.http.tenants import TENANT, Keys
 from paceline.serve.observe.metrics import Metrics
 
 REQUEST_ID, CALL = "paceline.request_id", "paceline.call"  # keys of the ASGI scope
+IGNORED = "paceline.ignored"  # likewise: fields of the body that nobody knows
+
+
+MAX_SHOWN_NAME = 64  # characters of an unknown field's name
 
 
 class Guard:
@@ -57,6 +63,8 @@ class Guard:
                     await self._take_turn(scope)
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+                if IGNORED in scope:
+                    message["headers"].append((b"x-paceline-ignored-fields", _names(scope[IGNORED]).encode()))
                 if not body.complete:  # the rest is not read, so nothing can follow on this connection
                     message["headers"].append((b"connection", b"close"))
             await send(message)
@@ -91,7 +99,14 @@ class Guard:
         if call is None and path in ("/health", "/metrics", "/api/live", "other") and status < 500:
             return  # polled every second: a line each would hide the rest
         details = {} if call is None else call.log_fields()
+        if IGNORED in scope:
+            details["ignored_fields"] = _names(scope[IGNORED])
         log("request", id=scope[REQUEST_ID], path=path, status=status or "gone", seconds=round(seconds, 6), **details)
+
+
+def _names(fields: Sequence[str]) -> str:
+    """For a header: a client's words, so anything but plain characters is written as %XX."""
+    return ", ".join(quote(name[:MAX_SHOWN_NAME], errors="replace") for name in fields)
 
 
 class _LimitedBody:

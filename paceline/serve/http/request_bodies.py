@@ -1,13 +1,15 @@
 """Request bodies: OpenAI's fields, vLLM's additions under vLLM's names, and ours for speculation.
 
-A field is honoured or refused, never ignored: an unknown one is an error that names it, and OpenAI's fields for what
-this server does not do (audio, ...) are refused with a reason. The few that only label a request are accepted.
+A field is honoured or refused: OpenAI's fields for what this server does not do (audio, ...) are refused with a reason,
+unless they ask for nothing (`UNSUPPORTED` here, vLLM's in core/foreign_options.py). The few that only label a request
+are accepted. What becomes of a field that nobody knows: validation.py.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, WithJsonSchema, model_validator
 
+from paceline.core.foreign_options import REQUEST
 from paceline.core.sampling_params import MAX_LOGPROBS
 from paceline.serve.http.errors import ApiError
 from paceline.serve.http.format_bodies import FormatFields
@@ -43,7 +45,12 @@ class Body(BaseModel):
             value = data.get(name)
             if value is not None and value not in neutral:
                 raise ApiError(400, f"{name} is not supported: {reason}", code="unsupported_parameter", param=name)
-        return {name: value for name, value in data.items() if name not in cls.unsupported}
+        foreign = {name: REQUEST[name] for name in data if name in REQUEST and name not in cls.model_fields}
+        for name, option in foreign.items():
+            if not option.accepts(data[name]):
+                message = f"{name} is not supported: {option.reason}"
+                raise ApiError(400, message, code="unsupported_parameter", param=name)
+        return {name: value for name, value in data.items() if name not in cls.unsupported and name not in foreign}
 
 
 class StreamOptions(BaseModel):
@@ -124,6 +131,9 @@ class GenerationRequest(FormatFields, Body):
     ignore_eos: StrictBool | None = None
     skip_special_tokens: StrictBool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    add_special_tokens: StrictBool | None = Field(
+        None, description="around the prompt; left out: around a text, and not around a chat, whose template has them"
+    )
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
         None, description="only requests with the same salt share cached prefixes and past outputs"
     )
@@ -156,6 +166,10 @@ class GenerationRequest(FormatFields, Body):
 class ChatCompletionRequest(GenerationRequest):
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    add_generation_prompt: StrictBool | None = None
+    continue_final_message: StrictBool | None = Field(None, description="the answer goes on where the last one ends")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description='such as {"enable_thinking": false}')
+    include_reasoning: StrictBool | None = Field(None, description="false: leave out what the model thinks")
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Tools | None = None
@@ -177,35 +191,31 @@ class ChatCompletionRequest(GenerationRequest):
         return self
 
 
-# fields that plain completions do not have -> their values that ask for nothing
-_NO_TOOLS: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
+_ONLY_CHAT = "/v1/chat/completions calls tools"
+_NO_TOOLS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "tools": (([],), _ONLY_CHAT),
+    "tool_choice": (("none", "auto"), _ONLY_CHAT),
+    "parallel_tool_calls": ((True, False), _ONLY_CHAT),
 }
 
 
 class CompletionRequest(GenerationRequest):
+    unsupported: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = UNSUPPORTED | _NO_TOOLS
+
     prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = Field(None, description="0: only the echo")
     echo: StrictBool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_tools(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        for name, neutral in _NO_TOOLS.items():
-            if data.get(name) is not None and data[name] not in neutral:
-                message = f"{name} is not supported here: /v1/chat/completions calls tools"
-                raise ApiError(400, message, code="unsupported_parameter", param=name)
-        return {name: value for name, value in data.items() if name not in _NO_TOOLS}
 
     @model_validator(mode="after")
     def _no_best_of(self) -> "CompletionRequest":
         if self.best_of is not None and self.best_of != (self.n or 1):
             raise ApiError(400, "best_of is not supported: ask for n samples and choose yourself", param="best_of")
+        if self.max_tokens == 0 and not self.echo:
+            raise ApiError(
+                400, "max_tokens is 0, so there is nothing to answer: ask for more, or for echo", param="max_tokens"
+            )
         return self
 
 

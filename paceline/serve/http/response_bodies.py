@@ -27,6 +27,7 @@ class MadeToolCall(BaseModel):
 class ChatMessage(BaseModel):
     role: Literal["assistant"]
     content: str | None
+    reasoning: str | None = None  # what the model thought, where the server has a --reasoning-parser
     refusal: None = None
     tool_calls: list[MadeToolCall] | None = None
 
@@ -113,6 +114,17 @@ class Tokenized(BaseModel):
     tokens: list[int]
     count: int
     max_model_len: int
+
+
+class TokenizerInfo(BaseModel):
+    tokenizer_class: str
+    vocab_size: int
+    model_max_length: int
+    chat_template: str | None
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
 
 
 class Detokenized(BaseModel):

@@ -82,7 +82,14 @@ def run_server(backend: ServedEngine, config: ServerConfig, host: str, port: int
     configure_logging(log_level)
     app = create_app(backend, config)
     options = server_options(app, config, host, port)
-    log("starting", model=config.model_names[0], host=host, port=port, keys=len(config.api_keys))
+    log(
+        "starting",
+        model=config.model_names[0],
+        host=host,
+        port=port,
+        keys=len(config.api_keys),
+        sampling_defaults=dict(backend.default_sampling),  # of requests that say nothing: --generation-config
+    )
     GracefulServer(options, app.state.service).run()
     backend.shutdown()
     if app.state.service.engine_dead:

@@ -6,9 +6,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from paceline.core.foreign_options import REQUEST
 from paceline.serve.http.errors import ApiError
-from paceline.serve.http.request_bodies import ChatCompletionRequest, CompletionRequest
+from paceline.serve.http.request_bodies import Body, ChatCompletionRequest, CompletionRequest
 
+MAX_UNKNOWN = 16  # fields; more are no oversight
+MAX_NAME = 64  # characters of a field's name that are looked at and shown
+# How alike a misspelt name is (difflib's ratio). A choice: at 0.7 other engines' names are taken for ours (`top_a`); at
+# 0.9 only one letter may be wrong.
+MISSPELT = 0.82
 _KNOWN_FIELDS = sorted({*ChatCompletionRequest.model_fields, *CompletionRequest.model_fields})
 
 
@@ -27,6 +33,24 @@ def explain(error: ValidationError) -> ApiError:
     if first["type"] not in ("missing", "value_error"):  # a value error of ours says what it got
         message += f", got {_short(first['input'])}"
     return ApiError(400, message, code=first["type"], param=field)
+
+
+def take_unknown(data: dict[str, Any], model: type[Body], strict: bool) -> list[str]:
+    """The fields that nobody knows, which are left out. One that looks like a misspelt known one is refused, and with
+    `strict` every one."""
+    unknown = [
+        name for name in data if not (name in model.model_fields or name in model.unsupported or name in REQUEST)
+    ]
+    if len(unknown) > MAX_UNKNOWN:
+        raise ApiError(
+            400, f"{len(unknown)} fields are unknown, such as {_short(unknown[0])}", code="unknown_parameter"
+        )
+    for name in unknown:
+        if strict or difflib.get_close_matches(name[:MAX_NAME], model.model_fields, n=1, cutoff=MISSPELT):
+            raise _unknown_field([name[:MAX_NAME]])
+    for name in unknown:
+        del data[name]
+    return unknown
 
 
 def _depth(problem: dict[str, Any]) -> int:

@@ -56,6 +56,7 @@ class Exposition(Collector):
             yield value.family(model)
         yield from _speculation_families(service.backend.speculation_stats(), model)
         yield _saved_family(service.latest_steps, model)
+        yield _cache_family(service.backend.cache_config, model)
 
 
 def _counter(name: str, help: str, *labels: str) -> CounterMetricFamily:
@@ -120,6 +121,12 @@ def _decision_families(speculation: Mapping[str, Any], model: str) -> Sequence[M
             in_use.add_metric((model, method, member, figures["state"]), int(figures["asked"]))
         own.add_metric((model, method), made["own_s"])
     return steps, nodes, asked, in_use, own
+
+
+def _cache_family(config: Mapping[str, str], model: str) -> Metric:
+    family = _gauge("cache_config_info", "how the KV cache is set up", *config)
+    family.add_metric((model, *config.values()), 1)
+    return family
 
 
 def _saved_family(recorder: LatestSteps, model: str) -> Metric:

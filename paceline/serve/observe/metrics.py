@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from paceline.core.outputs import RequestMetrics
+from paceline.core.step_record import StepRecord
 from paceline.serve.observe.counts import LENGTH_BUCKETS, Counter, Histogram
 
 PREFIX = "paceline:"
@@ -30,19 +31,53 @@ class Metrics:
         self.per_token = histogram("request_time_per_output_token_seconds", "mean per token after the first")
         self.prompt_len = histogram("request_prompt_tokens", "prompt length", buckets=LENGTH_BUCKETS)
         self.output_len = histogram("request_generation_tokens", "output length", buckets=LENGTH_BUCKETS)
+        self.prefix_queries = Counter(PREFIX + "prefix_cache_queries_total", "prompt tokens looked up")
+        self.prefix_hits = Counter(PREFIX + "prefix_cache_hits_total", "of these, found")
+        self.preemptions = Counter(PREFIX + "num_preemptions_total", "requests computed again for want of KV blocks")
+        self.step_tokens = histogram("iteration_tokens_total", "rows of a pass", buckets=LENGTH_BUCKETS)
+        self.prefill = histogram("request_prefill_time_seconds", "from the first pass to the first token")
+        self.decode = histogram("request_decode_time_seconds", "from the first token to the last")
+        self.inference = histogram("request_inference_time_seconds", "from the first pass to the last token")
+        self.computed = histogram(
+            "request_prefill_kv_computed_tokens", "prompt tokens not found in the cache", buckets=LENGTH_BUCKETS
+        )
+        self.longest = histogram(
+            "request_max_num_generation_tokens", "output length of a choice", buckets=LENGTH_BUCKETS
+        )
+        self.asked_n = histogram("request_params_n", "n of a call", buckets=(1, 2, 5, 10, 20))
+        self.asked_tokens = histogram("request_params_max_tokens", "max_tokens of a call", buckets=LENGTH_BUCKETS)
 
-    def finish(self, metrics: RequestMetrics) -> None:
-        """A request is done; its tokens were counted while it ran."""
+    def finish(self, metrics: RequestMetrics, n: int = 1, max_tokens: int | None = None) -> None:
+        """A request for `n` samples is done; its tokens were counted while it ran."""
         self.cached_tokens.inc(metrics.num_cached_tokens)
+        self.prefix_queries.inc(metrics.num_prompt_tokens)
+        self.prefix_hits.inc(metrics.num_cached_tokens)
+        self.preemptions.inc(metrics.num_preemptions)
         self.prompt_len.observe(metrics.num_prompt_tokens)
         self.output_len.observe(metrics.num_output_tokens)
+        self.computed.observe(metrics.num_prompt_tokens - metrics.num_cached_tokens)
+        self.longest.observe(metrics.num_output_tokens / n)
+        self.asked_n.observe(n)
+        if max_tokens is not None:
+            self.asked_tokens.observe(max_tokens)
         for histogram, value in (
             (self.e2e, metrics.e2e_s),
             (self.queue, metrics.queue_s),
             (self.per_token, metrics.tpot_s),
+            (self.prefill, _between(metrics.queue_s, metrics.ttft_s)),
+            (self.decode, _between(metrics.ttft_s, metrics.e2e_s)),
+            (self.inference, _between(metrics.queue_s, metrics.e2e_s)),
         ):
             if value is not None:
                 histogram.observe(value)
+
+    def observe_step(self, step: StepRecord) -> None:
+        """In the engine's thread, which is the only one that writes this."""
+        self.step_tokens.observe(sum(record.num_rows for record in step.passes))
+
+
+def _between(begin_s: float | None, end_s: float | None) -> float | None:
+    return None if begin_s is None or end_s is None else end_s - begin_s
 
 
 class TokenTimes:

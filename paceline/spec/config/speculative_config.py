@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Union
 
+from paceline.core.foreign_options import SPECULATIVE, take_foreign
 from paceline.errors import InvalidOptionError
+from paceline.models.drafters.detect import find_method
 from paceline.spec.config.method import Method
 from paceline.spec.config.options import choice, refuse_unknown, resolve
 from paceline.spec.config.rule_options import RULE_KEYS, take_rule_options
@@ -40,11 +42,16 @@ class SpeculativeConfig:
             raise InvalidOptionError(
                 f"speculative_config must be a dictionary such as {{'method': 'ngram'}}, got {given!r}"
             )
+        given = _with_method(given)
         method = _method_of(given)
         row = method_row(method)
         known = (*_COMMON_KEYS, *RULE_KEYS, *row.options)
+        foreign = {key: value for key, value in given.items() if key in SPECULATIVE and key not in known}
+        take_foreign("speculative_config", SPECULATIVE, foreign)
+        given = {key: value for key, value in given.items() if key not in foreign}
         refuse_unknown(_explain_foreign(given, method, known), known, f"speculative_config of {method!r}")
         rule = given.get("rejection_sample_method") or "sample_match"
+        rule = "sample_match" if rule == "standard" else rule  # vLLM's name of its exact rule
         rule = choice(*REJECTION_SAMPLE_METHODS)("rejection_sample_method", rule)
         rule_options = take_rule_options(given, rule)
         options = resolve(row.options, _fill(row, {**given, "method": method}, rule))
@@ -70,10 +77,21 @@ def method_row(method: str) -> Method:
     return PROPOSERS[method]
 
 
+def _with_method(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A model without a method is what its folder says it is, and else, as in vLLM, a draft model."""
+    model = given.get("model")
+    if given.get("method") is not None or model is None:
+        return given
+    found = find_method(model) if isinstance(model, str) else None
+    if found is None:
+        return {**given, "method": "draft_model"}
+    number = given.get("num_speculative_tokens") or found.num_speculative_tokens
+    sized = {} if number is None else {"num_speculative_tokens": number}
+    return {**given, "method": found.method, **sized}
+
+
 def _method_of(given: Mapping[str, Any]) -> str:
     method = given.get("method")
-    if method is None and given.get("model") is not None:
-        return "draft_model"  # vLLM's rule: a model and no method is a draft model
     if not isinstance(method, str):
         raise InvalidOptionError(f"speculative_config needs 'method', one of {', '.join(PROPOSERS)}; got {method!r}")
     return method

@@ -34,7 +34,7 @@ def chat_call(**options: Any) -> Call:
 
 def delta(token: int, logprobs: bool) -> RequestOutput:
     entries = [TokenLogprobs(token, -0.5, 1, {token: -0.5})] if logprobs else None
-    output = CompletionOutput(0, chr(token), [token], logprobs=entries, token_sources=["draft"])
+    output = CompletionOutput(0, chr(token), [token], token_logprobs=entries, token_sources=["draft"])
     return RequestOutput("chatcmpl-1", None, [120], [output], finished=False)
 
 

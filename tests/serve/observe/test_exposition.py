@@ -25,6 +25,18 @@ LABELS = {
     "request_time_per_output_token_seconds": MODEL,
     "request_prompt_tokens": MODEL,
     "request_generation_tokens": MODEL,
+    "prefix_cache_queries_total": MODEL,
+    "prefix_cache_hits_total": MODEL,
+    "num_preemptions_total": MODEL,
+    "iteration_tokens_total": MODEL,
+    "request_prefill_time_seconds": MODEL,
+    "request_decode_time_seconds": MODEL,
+    "request_inference_time_seconds": MODEL,
+    "request_prefill_kv_computed_tokens": MODEL,
+    "request_max_num_generation_tokens": MODEL,
+    "request_params_n": MODEL,
+    "request_params_max_tokens": MODEL,
+    "cache_config_info": MODEL | {"block_size"},
     "spec_decode_num_drafts_total": METHOD,
     "spec_decode_num_draft_tokens_total": METHOD,
     "spec_decode_num_accepted_tokens_total": METHOD,
@@ -83,3 +95,42 @@ def test_servers_in_one_process_share_nothing(server: Running, http: httpx.Clien
     assert "generation_tokens_total{" not in text
     assert "_created" not in text and "python_" not in text and "process_" not in text
     assert "paceline" not in prometheus_client.generate_latest(prometheus_client.REGISTRY).decode()
+
+
+# What vLLM 0.24's own Grafana boards query (examples/observability), less the prefix.
+VLLM_BOARDS = [
+    "e2e_request_latency_seconds",
+    "generation_tokens_total",
+    "inter_token_latency_seconds",
+    "iteration_tokens_total",
+    "kv_cache_usage_perc",
+    "num_requests_running",
+    "num_requests_waiting",
+    "prompt_tokens_total",
+    "request_decode_time_seconds",
+    "request_generation_tokens",
+    "request_max_num_generation_tokens",
+    "request_prefill_time_seconds",
+    "request_prompt_tokens",
+    "request_queue_time_seconds",
+    "request_success_total",
+    "time_to_first_token_seconds",
+]
+
+
+def test_vllms_grafana_boards_find_all_they_ask_for() -> None:
+    assert not set(VLLM_BOARDS) - set(LABELS)
+
+
+def test_the_times_of_a_request_add_up_and_its_passes_are_counted() -> None:
+    with running(fake.FakeBackend()) as handle, handle.client() as http:
+        http.post("/v1/completions", json={"prompt": "abcdef", "max_tokens": 9}).raise_for_status()
+        found = families(http)
+
+    def total(name: str) -> float:
+        return next(sample.value for sample in found[name].samples if sample.name.endswith("_sum"))
+
+    both = total("request_prefill_time_seconds") + total("request_decode_time_seconds")
+    assert total("request_inference_time_seconds") > 0 and abs(both - total("request_inference_time_seconds")) < 1e-9
+    assert total("request_params_max_tokens") == total("request_max_num_generation_tokens") == 9
+    assert total("iteration_tokens_total") == 3 * 4, "three passes of a row and a draft of three"
