@@ -38,15 +38,15 @@ def _describe(alias: Any, *, is_default: bool) -> dict[str, Any]:
 def _print_table(models: list[dict[str, Any]]) -> None:
     from rich import box
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("model", "what it is", "state", "size", "path", box=box.SIMPLE)
+    path = Column("path", no_wrap=True)  # cut in two it could not be copied
+    table = Table("model", "what it is", "state", "size", path, box=box.SIMPLE)
     for model in models:
         state = "cached" if model["cached"] else "fetched on first use"
         size = model["size_bytes"] if model["cached"] else model["download_bytes"]
         name = f"{model['name']} (default)" if model["default"] else model["name"]
         table.add_row(name, model["description"], state, f"{size / 1e6:.0f} MB", model["path"] or "-")
-    # A pipe has no width; a path cut in two could not be copied.
-    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console = Console() if sys.stdout.isatty() else Console(width=200)  # a pipe has no width
     console.print(table)
     console.print("Also accepted: a Hugging Face folder, a .gguf file, or a Hub id such as Qwen/Qwen3-0.6B.")

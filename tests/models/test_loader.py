@@ -165,7 +165,7 @@ def test_threads_reach_torch(gguf_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtype": "float8"}, "dtype must be auto, float32, bfloat16, float16, but is 'float8'"),
+        ({"dtype": "float8"}, "dtype must be auto, float32, bfloat16, float16, half, float, but is 'float8'"),
         ({"device": "tpu"}, "device must be one of auto, cpu, cuda, but is 'tpu'"),
         ({"kernels": "magic"}, "kernels must be one of auto, native, torch, but is 'magic'"),
         ({"num_threads": 0}, "num_threads must be at least 1"),
