@@ -89,7 +89,7 @@ class ForwardOutput:
 class PendingPass(Protocol):
     """A pass that was launched. Passes run in the order of their launch."""
 
-    def collect(self) -> ForwardOutput: ...  # waits for it
+    def collect(self) -> ForwardOutput: ...  # waits for it; to be called once
 
 
 class Decoder(Protocol):

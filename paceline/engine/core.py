@@ -107,7 +107,10 @@ class EngineCore:
     def step(self) -> list[RequestState]:
         """One target pass. Returns the requests that got tokens or ended."""
         flight = self._flight
-        if flight is None or not flight.is_awaited:  # all its requests may have ended or been aborted
+        if flight is not None and not flight.is_awaited:  # all its requests have ended or been aborted since
+            flight.rows.collect()
+            self._flight = flight = None
+        if flight is None:
             flight = self._launch()
         if flight is None:
             return []

@@ -97,15 +97,16 @@ class LaunchedPass:
     clock: PassClock
     logits: Tensor
     hidden: Tensor | None
-    tokens: ReadBack | None
+    read_back: ReadBack
+    read_backs: ReadBacks  # where it goes back to
+    has_tokens: bool
 
     def collect(self) -> ForwardOutput:
-        if self.tokens is None:
-            return ForwardOutput(self.logits, self.hidden)
         begin_s = time.perf_counter()
-        host = self.tokens.wait()
-        self.clock.device_s += self.tokens.device_s()
-        tokens = read_tokens(host)
+        host = self.read_back.wait()  # also where it has no tokens, so that its time is not taken for the next one's
+        self.clock.device_s += self.read_back.device_s()
+        tokens = read_tokens(host) if self.has_tokens else None
+        self.read_backs.give_back(self.read_back)
         self.clock.read_s += time.perf_counter() - begin_s
         return ForwardOutput(self.logits, self.hidden, tokens)
 
@@ -200,20 +201,18 @@ class PaddedDecoder:
 
     def _start(self, found: StaticPass, size: int, num_rows: int, num_logits: int, *, draws: bool) -> LaunchedPass:
         begin_s = time.perf_counter()
-        read_back = self._read_backs.next(self.clock.times_device)
+        read_back = self._read_backs.take(self.clock.times_device)
         read_back.begin()
         found.launch()
         # Drafters keep hidden states for a step or more, so they get their own.
         hidden = None if found.hidden is None else found.hidden[:num_rows].clone()
-        tokens = None
-        if draws and num_logits:
-            tokens = read_back.read(self._views[size].picked, num_logits)
+        read_back.read(self._views[size].picked, num_logits)
         logits = self._no_logits if found.logits is None else found.logits[:num_logits]
         clock = self.clock
         clock.num_passes += 1
         clock.num_by_size[size] = clock.num_by_size.get(size, 0) + 1
         clock.launch_s += time.perf_counter() - begin_s
-        return LaunchedPass(clock, logits, hidden, tokens)
+        return LaunchedPass(clock, logits, hidden, read_back, self._read_backs, draws and num_logits > 0)
 
     def _run_eagerly(
         self, batch: ForwardBatch, kv_cache: Tensor, hidden_layers: Sequence[int], layers: Sequence[int] | None

@@ -1,16 +1,15 @@
 """Tokens on their way from the device to the host, without a wait until somebody needs them.
 
-read_back = read_backs.next(times_device=False)
-read_back.begin()  # before the pass is launched
-...
-read_back.read(picked, num_rows)  # after it
-read_back.wait()  # [2, num_rows] int32 on the host
+    read_back = read_backs.take(times_device=False)
+    read_back.begin()  # before the pass is launched
+    ...
+    read_back.read(picked, num_rows)  # after it
+    read_back.wait()  # [2, num_rows] int32 on the host
+    read_backs.give_back(read_back)  # when nobody reads them any more
 """
 
 import torch
 from torch import Tensor
-
-NUM_BUFFERS = 3  # two passes may be on their way, and a third be read
 
 
 class ReadBack:
@@ -28,7 +27,7 @@ class ReadBack:
         if self._events and self.times_device:
             self._events[0].record()
 
-    def read(self, picked: Tensor, num_rows: int) -> "ReadBack":  # picked: [2, at least num_rows]
+    def read(self, picked: Tensor, num_rows: int) -> None:  # picked: [2, at least num_rows]
         if self._events and self.times_device:
             self._events[1].record()
         whole = self._host[: picked.numel()].view(2, -1)
@@ -36,7 +35,6 @@ class ReadBack:
         self._view = whole[:, :num_rows]
         if self._events:
             self._events[2].record()
-        return self
 
     def wait(self) -> Tensor:
         """The one place where the host waits for the device."""
@@ -53,15 +51,16 @@ class ReadBack:
 
 
 class ReadBacks:
-    """Buffers that take turns: one is free again when its tokens have arrived."""
+    """As many as passes are on their way at once."""
 
     def __init__(self, num_ints: int, device: torch.device) -> None:
-        self._all = [ReadBack(num_ints, device) for _ in range(NUM_BUFFERS)]
-        self._turn = 0
+        self._num_ints, self._device = num_ints, device
+        self._free: list[ReadBack] = []
 
-    def next(self, times_device: bool) -> ReadBack:
-        self._turn = (self._turn + 1) % len(self._all)
-        chosen = self._all[self._turn]
-        chosen.wait()  # a pass that nobody collected: its requests had ended
+    def take(self, times_device: bool) -> ReadBack:
+        chosen = self._free.pop() if self._free else ReadBack(self._num_ints, self._device)
         chosen.times_device = times_device
         return chosen
+
+    def give_back(self, read_back: ReadBack) -> None:
+        self._free.append(read_back)

@@ -15,7 +15,7 @@ from paceline.core.request import Request
 from paceline.engine.core import EngineCore
 from paceline.models.config import config_from_dict
 from paceline.models.decoder import Decoder
-from paceline.models.padded_decoder import PaddedDecoder
+from paceline.models.padded_decoder import DonePass, PaddedDecoder
 from tests.models.small_models import hf_config_dict, random_weights
 from tests.toy import EOS, VOCAB, ToyDecoder, run_all, toy_core, toy_request
 
@@ -100,11 +100,10 @@ def test_logits_are_asked_for_only_where_somebody_reads_them() -> None:
 
     def watched(batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
         wanted.append(batch.wants_logits)
-        launched = launch(batch, *args, **kwargs)
-        output = launched.collect()
+        output = launch(batch, *args, **kwargs).collect()
         assert output.logits.shape == (len(batch.logits_rows) if batch.wants_logits else 0, VOCAB)
         assert output.tokens is not None or not len(batch.logits_rows)
-        return launched
+        return DonePass(output)
 
     model.launch = watched  # type: ignore[method-assign]
     run_all(core, asked([PLAIN, WARM]))

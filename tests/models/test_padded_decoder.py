@@ -12,6 +12,7 @@ from paceline.models.config import config_from_dict
 from paceline.models.decoder import Decoder
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.plain_passes import DrawingDecoder, PlainPasses
+from paceline.models.read_back import ReadBacks
 from paceline.models.static_inputs import PassRoom
 from tests.forward_batches import Pool, Rows
 from tests.models.small_models import hf_config_dict, random_weights
@@ -35,3 +36,16 @@ def test_a_large_pass_is_padded_unless_its_logits_are_wanted(monkeypatch: pytest
         assert len(output.logits) == wants_logits
         tokens.append(output.tokens)
     assert tokens[1] == tokens[2] is not None
+
+
+def test_tokens_of_a_pass_wait_for_their_reader_however_many_passes_follow() -> None:
+    read_backs = ReadBacks(8, torch.device("cpu"))
+    taken = []
+    for number in range(5):
+        read_back = read_backs.take(times_device=False)
+        read_back.begin()
+        read_back.read(torch.full((2, 4), number, dtype=torch.int32), 2)
+        taken.append(read_back)
+    assert [read_back.wait().tolist() for read_back in taken] == [[[n, n], [n, n]] for n in range(5)]
+    read_backs.give_back(taken[3])
+    assert read_backs.take(times_device=False) is taken[3]
