@@ -1,11 +1,11 @@
 """Tokens on their way from the device to the host, without a wait until somebody needs them.
 
-    read_back = read_backs.take(times_device=False)
-    read_back.begin()  # before the pass is launched
-    ...
-    read_back.read(picked, num_rows)  # after it
-    read_back.wait()  # [2, num_rows] int32 on the host
-    read_backs.give_back(read_back)  # when nobody reads them any more
+read_back = read_backs.take(times_device=False)
+read_back.begin()  # before the pass is launched
+...
+read_back.read(picked, num_rows)  # after it
+read_back.wait()  # [2, num_rows] int32 on the host
+read_backs.give_back(read_back)  # when nobody reads them any more
 """
 
 import torch
