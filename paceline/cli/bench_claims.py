@@ -8,6 +8,8 @@ from typing import Any
 from paceline.cli import options
 from paceline.cli.lab import format_table, markdown_table
 
+DRAFTED_DEPTH, DRAFTED_NODES = 8, 24  # of the drafts in a recording: a replay cuts them to what it asks for
+
 
 def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     from paceline.cli.bench import add_sweep_arguments
@@ -59,6 +61,8 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     record.add_argument("--requests", type=int, default=32)
     record.add_argument("--temperature", type=float, default=0.0)
     record.add_argument("--max-tokens", type=int, default=128)
+    record.add_argument("--notes", choices=["all", "none"], default="all", help="what the target says after rejected nodes")
+    record.add_argument("--drafts", nargs="*", default=[], metavar="METHOD", help="keep what these draft at each place")
     options.add_model_arguments(record)
     record.set_defaults(bench_run=_record)
 
@@ -198,7 +202,7 @@ def _curve(args: argparse.Namespace) -> int:
 
 
 def _record(args: argparse.Namespace) -> int:
-    from paceline.bench.replay.recording import RECORDED_WITH, joined, record, save_recording
+    from paceline.bench.replay.recording import RECORDED_WITH, joined, record, record_drafts, save_recording
     from paceline.bench.run.backend import Sampling
     from paceline.bench.workloads.workload import take
     from paceline.llm import LLM
@@ -206,11 +210,15 @@ def _record(args: argparse.Namespace) -> int:
     sampling = Sampling(max_tokens=args.max_tokens, temperature=args.temperature)
     model: Any = args.model
     found = []
-    for method in RECORDED_WITH:
-        llm = LLM(model, {"method": method}, **options.model_options(args) | {"max_num_seqs": 1})
+    for method in RECORDED_WITH if args.notes == "all" else ("none",):
+        llm = LLM(model, {"method": method}, **options.model_options(args) | {"max_num_seqs": 8 if method == "none" else 1})
         model = llm.engine.model
         found.append(record(llm, take(args.workload, args.requests), sampling))
     recorded = [joined(all_of) for all_of in zip(*found, strict=True)]
+    for method in args.drafts:
+        size = {"num_speculative_tokens": DRAFTED_DEPTH, "node_budget": DRAFTED_NODES}
+        llm = LLM(model, {"method": method, **size}, **options.model_options(args) | {"max_num_seqs": 8})
+        recorded = record_drafts(llm, recorded)
     save_recording(recorded, args.out)
     num_tokens = sum(len(one.output_token_ids) for one in recorded)
     print(json.dumps({"file": args.out, "requests": len(recorded), "tokens": num_tokens}))

@@ -1,6 +1,8 @@
 """What a proposer may use when it is built: handed over once by the engine, so that `spec/` never imports it."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,3 +22,5 @@ class EngineParts:
     kv_cache: Tensor | None = None  # the target's: [layers, 2, num_slots, kv_heads, head_dim]
     tokenizer: Tokenizer | None = None
     num_threads: int | None = None
+    # Method -> what is built in its place: a replay has the recorded drafts of a drafter whose network it has not.
+    stand_ins: Mapping[str, Callable[[], Any]] = field(default_factory=dict)

@@ -241,4 +241,7 @@ PROPOSERS: dict[str, Method] = {
 
 
 def build_proposer(method: str, services: EngineParts, options: Mapping[str, Any]) -> Proposer:
+    if method in services.stand_ins:
+        proposer: Proposer = services.stand_ins[method]()
+        return proposer
     return PROPOSERS[method].build(services, options)

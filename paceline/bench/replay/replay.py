@@ -8,6 +8,7 @@ One thing is not in a recording: what the target would say after a node that was
 from logits (token recycling) are shown, for a rejected node, the best guess that the recording holds (opinions.py).
 """
 
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.bench.replay.opinions import Opinions
+from paceline.bench.replay.recorded_drafter import DraftPrice, RecordedDrafter
 from paceline.bench.replay.recording import Recorded, rejected_paths
 from paceline.core.draft_counts import DraftCounts
 from paceline.core.request import Request, RequestStatus
@@ -57,6 +59,8 @@ class Replay:
         concurrency: int = 1,
         pass_cost: PassCost = FREE,
         on_draft: Callable[[DraftTree, Sequence[int]], None] = lambda tree, future: None,  # and what it could have held
+        draft_prices: Mapping[str, DraftPrice] | None = None,  # of the methods whose drafts the recording holds
+        counts_host_time: bool = True,  # False: what really runs here takes no time, so that every replay is the same
     ) -> None:
         if not recorded or concurrency < 1:
             raise InvalidOptionError(
@@ -69,10 +73,16 @@ class Replay:
         self._concurrency = concurrency
         self._pass_cost = pass_cost
         self._on_draft = on_draft
-        self._virtual_s = 0.0
+        self._virtual_s = self._drafters_s = 0.0  # of passes and recorded drafters; of the latter alone
+        self._host_clock = time.thread_time if counts_host_time else lambda: 0.0
         self._running: list[Request] = []
         longest = max(len(one.prompt_token_ids) + len(one.output_token_ids) for one in recorded)
-        services = EngineParts(vocab_size=recorded[0].vocab_size, max_model_len=longest + 1)
+        stand_ins = {
+            method: functools.partial(RecordedDrafter, method, self._recorded, price, self._spend)
+            for method, price in (draft_prices or {}).items()
+            if any(method in one.drafted for one in recorded)
+        }
+        services = EngineParts(vocab_size=recorded[0].vocab_size, max_model_len=longest + 1, stand_ins=stand_ins)
         try:
             self.speculator = Speculator(speculative_config, services)
         except (PacelineError, AssertionError, AttributeError) as error:
@@ -95,7 +105,12 @@ class Replay:
 
     def _clock(self) -> float:
         """This thread's own time for what really runs here, plus the passes that do not."""
-        return time.thread_time() + self._virtual_s
+        return self._host_clock() + self._virtual_s
+
+    def _spend(self, seconds: float) -> None:
+        """What a recorded drafter would have taken."""
+        self._virtual_s += seconds
+        self._drafters_s += seconds
 
     def _admit(self) -> list[Request]:
         free = self._concurrency - len(self._running)
@@ -124,11 +139,11 @@ class Replay:
         ready = [request for request in decoding if not request.finished]
         dense = self._dense(logits) if self.speculator.needs.logits else None
         step = StepContext(ready, passes, gone, dense, None)
-        begin_s = time.thread_time()
+        begin_s = self._host_clock() + self._drafters_s
         self.speculator.observe(step)
         for request, tree in zip(ready, self.speculator.propose(step), strict=True):
             request.draft = tree
-        self.result.draft_s += time.thread_time() - begin_s
+        self.result.draft_s += self._host_clock() + self._drafters_s - begin_s
         return num_tokens
 
     def _verify(self, request: Request, first_row: int, logits: list[list[int]]) -> RequestPass:
