@@ -69,6 +69,7 @@ def build_engine(
         decoder=decoder,
         kv_cache=kv_cache,
         tokenizer=loaded.tokenizer,
+        pass_sizes=() if captured is None else captured.sizes,
     )
     speculator = make_speculator(speculative, services, may_fall_back=speculative_config is None)
     if captured is not None:

@@ -104,6 +104,10 @@ class Proposer(ABC):
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         """One tree for each of `step.requests`, in order, none larger than its budget."""
 
+    def can_draft(self, request: Request) -> bool:
+        """Could it draft for this request at all? False is for one that has nothing to draft from, ever."""
+        return True
+
     def observe(self, step: StepContext) -> None:
         """Told what the last pass brought, and which requests to forget."""
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from paceline.bench.replay.recording import Recorded
 from paceline.core.tree import EMPTY_TREE, DraftTree, likeliest
-from paceline.spec.proposer import Budget, Proposer, StepContext
+from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,7 @@ class DraftPrice:
 
 class RecordedDrafter(Proposer):
     keeps_min_prob = True
+    needs = Needs(hidden_layers=(0,))  # as the drafter itself: it must have been told of passes
 
     def __init__(
         self, method: str, recorded: Mapping[str, Recorded], price: DraftPrice, spend: Callable[[float], None]

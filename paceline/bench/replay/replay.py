@@ -26,12 +26,12 @@ from paceline.core.request import Request, RequestStatus
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError, PacelineError
-from paceline.lab.live_pass_cost import PassCostModel
 from paceline.lab.pass_cost import FREE, PassCost
-from paceline.spec.auto.controller import AutoProposer
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.proposer import RequestPass, StepContext
 from paceline.spec.speculator import Speculator
+
+REPLAYED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of the curve that a method is told
 
 
 @dataclass(slots=True)
@@ -82,15 +82,17 @@ class Replay:
             for method, price in (draft_prices or {}).items()
             if any(method in one.drafted for one in recorded)
         }
-        services = EngineParts(vocab_size=recorded[0].vocab_size, max_model_len=longest + 1, stand_ins=stand_ins)
+        services = EngineParts(
+            vocab_size=recorded[0].vocab_size,
+            max_model_len=longest + 1,
+            stand_ins=stand_ins,
+            pass_cost={rows: pass_cost(rows) for rows in REPLAYED_ROWS},  # a live engine measures it before it starts
+        )
         try:
             self.speculator = Speculator(speculative_config, services)
         except (PacelineError, AssertionError, AttributeError) as error:
             raise InvalidOptionError(f"{speculative_config} cannot be replayed without its model: {error}") from error
         self.speculator.use_clock(self._clock)
-        for proposer in self.speculator.proposers.values():
-            if isinstance(proposer, AutoProposer):  # a live engine would have measured its model before it starts
-                proposer.cost = PassCostModel(pass_cost)
 
     def run(self) -> ReplayResult:
         for _ in self.steps():

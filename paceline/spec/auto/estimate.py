@@ -1,0 +1,49 @@
+"""A linear estimate that is learned one observation at a time, and knows how uncertain each of its weights is.
+
+A Kalman filter with a diagonal covariance. What was learned ages: the variances grow with each observation, so that one
+`HALF_LIFE` of observations later the old ones count half. Costs and acceptance are both learned with it.
+"""
+
+from collections.abc import Sequence
+
+HALF_LIFE = 256  # observations. At half of it good estimates jitter, at twice a change of the text is seen too late
+
+
+class Estimate:
+    __slots__ = ("_most", "num_learned", "variances", "weights")
+
+    def __init__(self, weights: Sequence[float], deviations: Sequence[float]) -> None:
+        """What is believed of each weight before anything is seen, and its standard deviation."""
+        self.weights = list(weights)
+        self._most = [deviation * deviation for deviation in deviations]
+        self.variances = list(self._most)
+        self.num_learned = 0
+
+    def at(self, features: Sequence[float]) -> float:
+        return sum([weight * feature for weight, feature in zip(self.weights, features, strict=True)])
+
+    def variance(self, features: Sequence[float]) -> float:
+        return sum([one * feature * feature for one, feature in zip(self.variances, features, strict=True)])
+
+    def learn(self, features: Sequence[float], error: float, noise: float, half_life: float = HALF_LIFE) -> None:
+        """`error`: what was seen less what was expected; `noise`: variance of what is seen."""
+        growth = 2.0 ** (1.0 / half_life)
+        spread = self.variance(features) * growth
+        share = 1.0 / (spread + noise)
+        for i, feature in enumerate(features):
+            doubt = min(self.variances[i] * growth, self._most[i])
+            if feature:
+                self.weights[i] += doubt * feature * error * share
+                doubt -= (doubt * feature) ** 2 * share
+            self.variances[i] = doubt
+        self.num_learned += 1
+
+    def state(self) -> list[list[float]]:
+        """To be kept, and given to `restore` of another one."""
+        return [list(self.weights), list(self.variances)]
+
+    def restore(self, state: Sequence[Sequence[float]]) -> None:
+        weights, variances = state
+        self.weights = [float(weight) for weight in weights]
+        # What another run learned is believed, though not as firmly as what this one will.
+        self.variances = [min(most, 4.0 * float(one)) for most, one in zip(self._most, variances, strict=True)]

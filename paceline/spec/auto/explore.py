@@ -1,0 +1,107 @@
+"""What is expected of asking a drafter, how uncertain that is, and the one bucket of time that pays for finding out.
+
+The gain of asking is what the nodes bring beyond the price of their rows, in tokens: the sum of (chance - row price)
+over the nodes worth their rows. It is known for each drafter over all requests (at several row prices, because those
+change with the number of users), and for each request from its own last drafts. The older a request's drafts are, the
+more it is thought to be like any other; the longer a drafter was not asked, the less is known of it at all. So what was
+given up looks worth trying again by and by, and there is no state in which a drafter sleeps, waits or is on trial.
+
+A drafter whose expected gain is worth its time is asked. One whose gain is so uncertain that it may be is asked out of
+the bucket, the best upper bound per second first, and as soon as the bucket holds what that is expected to lose.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+SHARE, START_SHARE, START_S = 0.005, 0.02, 4.0  # of the run's time that finding out may lose; and of its first seconds
+SAVED_S = 60.0  # of which the share is saved up at most: an engine that ran for hours must not spend it all at once
+PASSAGE_STEPS = 12.0  # after which half of what a request's drafts showed is forgotten: text changes by the passage
+LASTING_STEPS = 512.0  # likewise of a drafter as a whole
+ROW_PRICES = (0.0, 0.1, 0.3, 0.6, 1.0)  # in tokens, at which gains are known; between them straight lines
+FIRST_SPREAD = 0.5  # standard deviation of a gain, in tokens, where none was seen yet
+
+
+def gain(chances: Sequence[float], row_price: float) -> float:
+    return sum([chance - row_price for chance in chances if chance > row_price])
+
+
+@dataclass(slots=True)
+class RequestGain:
+    value: float
+    step: int
+    count: float = 1.0
+
+
+@dataclass(slots=True)
+class Gain:
+    """Of one drafter."""
+
+    means: list[float] = field(default_factory=lambda: [0.0] * len(ROW_PRICES))
+    spread: float = 0.0  # variance of a single draft's gain
+    count: float = 0.0  # drafts that this comes from, the old ones counting less
+    step: int = 0  # of the last draft
+    requests: dict[str, RequestGain] = field(default_factory=dict)
+
+    def learn(self, request_id: str, chances: Sequence[float], row_price: float, step: int) -> None:
+        self.count = min(LASTING_STEPS / 4, self.count * 0.5 ** ((step - self.step) / LASTING_STEPS) + 1.0)
+        self.step = step
+        weight = 1.0 / self.count
+        value = gain(chances, row_price) if chances else 0.0
+        off = value - self.mean(row_price)
+        self.spread += weight * (off * off - self.spread)
+        for i, price in enumerate(ROW_PRICES[:-1]):
+            self.means[i] += weight * ((gain(chances, price) if chances else 0.0) - self.means[i])
+        own = self.requests.get(request_id)
+        if own is None:
+            self.requests[request_id] = RequestGain(value, step)
+            return
+        own.count = min(4.0, own.count * 0.5 ** ((step - own.step) / PASSAGE_STEPS) + 1.0)
+        own.value += (value - own.value) / own.count
+        own.step = step
+
+    def mean(self, row_price: float) -> float:
+        """Of any request."""
+        if row_price >= 1.0:
+            return 0.0
+        right = next(i for i, price in enumerate(ROW_PRICES) if price > row_price)
+        left_price, right_price = ROW_PRICES[right - 1], ROW_PRICES[right]
+        share = (row_price - left_price) / (right_price - left_price)
+        return self.means[right - 1] + share * (self.means[right] - self.means[right - 1])
+
+    def known(self, step: int) -> float:
+        """Drafts that the means count for, by now."""
+        return self.count * 0.5 ** ((step - self.step) / LASTING_STEPS)
+
+    def deviation(self, step: int) -> tuple[float, float]:
+        """Of the mean, and of a single request from it."""
+        known = self.known(step)
+        spread = (known * self.spread + FIRST_SPREAD**2) / (known + 1.0)
+        return math.sqrt(spread / (known + 1.0)), math.sqrt(spread)
+
+    def expect(self, request_id: str, mean: float, deviation: float, step: int) -> tuple[float, float]:
+        """What asking for this request brings, and its standard deviation; given those of any request."""
+        own = self.requests.get(request_id)
+        if own is None:
+            return mean, deviation
+        weight = own.count / (own.count + 1.0) * 0.5 ** ((step - own.step) / PASSAGE_STEPS)
+        return mean + weight * (own.value - mean), deviation * math.sqrt(1.0 - weight * weight)
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Seconds that may be lost on finding out."""
+
+    saved_s: float = 0.0
+    run_s: float = 0.0
+    lost_s: float = 0.0  # of the run so far, as expected when it was spent
+
+    def earn(self, elapsed_s: float) -> None:
+        at_start_s = max(0.0, min(elapsed_s, START_S - self.run_s))
+        self.run_s += elapsed_s
+        self.saved_s += SHARE * elapsed_s + (START_SHARE - SHARE) * at_start_s
+        self.saved_s = min(self.saved_s, max(SHARE * SAVED_S, START_SHARE * START_S))
+
+    def pay(self, seconds: float) -> None:
+        self.saved_s -= seconds
+        self.lost_s += seconds
