@@ -24,5 +24,6 @@ class EngineParts:
     num_threads: int | None = None
     pass_sizes: Sequence[int] = ()  # rows that passes are padded to, where the decoder has them ready; none: any number
     pass_cost: Mapping[int, float] | None = None  # rows -> seconds, where it is known and need not be measured
-    # Method -> what is built in its place: a replay has the recorded drafts of a drafter whose network it has not.
-    stand_ins: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+    # Method -> what is built in its place, given how it would be built: a replay has the recorded drafts of a drafter
+    # whose network it has not.
+    stand_ins: Mapping[str, Callable[[Callable[[], Any]], Any]] = field(default_factory=dict)

@@ -4,6 +4,7 @@ A row names the class (imported when it is first used), says in a line what the 
 belong to it. Every method has `num_speculative_tokens` (the longest path) and `node_budget` (nodes in a tree).
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -241,7 +242,7 @@ PROPOSERS: dict[str, Method] = {
 
 
 def build_proposer(method: str, services: EngineParts, options: Mapping[str, Any]) -> Proposer:
-    if method in services.stand_ins:
-        proposer: Proposer = services.stand_ins[method]()
-        return proposer
-    return PROPOSERS[method].build(services, options)
+    build = functools.partial(PROPOSERS[method].build, services, options)
+    stand_in = services.stand_ins.get(method)
+    proposer: Proposer = build() if stand_in is None else stand_in(build)
+    return proposer

@@ -1,4 +1,4 @@
-"""A drafter with a network, in a replay: what it drafted at each place comes from the recording, its time from a price.
+"""Drafters at a price, in a replay. What one with a network drafted at each place comes from the recording.
 
 A recording holds the drafts of one size. Here they are cut as the drafter itself would have stopped: at the budget's
 nodes, depth and least probabilities.
@@ -9,20 +9,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.bench.replay.recording import Recorded
+from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree, likeliest
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 
 
 @dataclass(frozen=True, slots=True)
 class DraftPrice:
-    """Seconds of a drafter's call: for the call, for each level, and for each request and level."""
+    """Seconds of a drafter's call: for the call, each level, each request, and each level of each request."""
 
     call_s: float = 0.0
     level_s: float = 0.0
+    request_s: float = 0.0
     request_level_s: float = 0.0
 
     def __call__(self, num_requests: int, num_levels: int) -> float:
-        return self.call_s + num_levels * (self.level_s + self.request_level_s * num_requests)
+        per_request_s = self.request_s + self.request_level_s * num_levels
+        return self.call_s + num_levels * self.level_s + num_requests * per_request_s
 
 
 class RecordedDrafter(Proposer):
@@ -44,6 +47,28 @@ class RecordedDrafter(Proposer):
         if asked:
             self._spend(self._price(asked, max(1, *(max(tree.depths(), default=0) for tree in trees))))
         return trees
+
+
+class PricedDrafter(Proposer):
+    """A drafter that really drafts here, at a given price: what it takes on this machine, now, does not count."""
+
+    def __init__(self, inner: Proposer, price: DraftPrice, spend: Callable[[float], None]) -> None:
+        self._inner, self._price, self._spend = inner, price, spend
+        self.needs, self.keeps_min_prob = inner.needs, inner.keeps_min_prob
+
+    def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
+        trees = self._inner.propose(step, budgets)
+        self._spend(self._price(len(step.requests), max([max(tree.depths(), default=0) for tree in trees], default=0)))
+        return trees
+
+    def observe(self, step: StepContext) -> None:
+        self._inner.observe(step)
+
+    def can_draft(self, request: Request) -> bool:
+        return self._inner.can_draft(request)
+
+    def use_clock(self, clock: Callable[[], float]) -> None:
+        self._inner.use_clock(clock)
 
 
 def _parts(drafted: tuple[list[int], list[int], list[float]]) -> tuple[list[int], list[int], None, None, list[float]]:

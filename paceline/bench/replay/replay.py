@@ -8,7 +8,6 @@ One thing is not in a recording: what the target would say after a node that was
 from logits (token recycling) are shown, for a rejected node, the best guess that the recording holds (opinions.py).
 """
 
-import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from paceline.bench.replay.opinions import Opinions
-from paceline.bench.replay.recorded_drafter import DraftPrice, RecordedDrafter
+from paceline.bench.replay.recorded_drafter import DraftPrice, PricedDrafter, RecordedDrafter
 from paceline.bench.replay.recording import Recorded, rejected_paths
 from paceline.core.draft_counts import DraftCounts
 from paceline.core.request import Request, RequestStatus
@@ -28,7 +27,7 @@ from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError, PacelineError
 from paceline.lab.pass_cost import FREE, PassCost
 from paceline.spec.engine_parts import EngineParts
-from paceline.spec.proposer import RequestPass, StepContext
+from paceline.spec.proposer import Proposer, RequestPass, StepContext
 from paceline.spec.speculator import Speculator
 
 REPLAYED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of the curve that a method is told
@@ -59,7 +58,7 @@ class Replay:
         concurrency: int = 1,
         pass_cost: PassCost = FREE,
         on_draft: Callable[[DraftTree, Sequence[int]], None] = lambda tree, future: None,  # and what it could have held
-        draft_prices: Mapping[str, DraftPrice] | None = None,  # of the methods whose drafts the recording holds
+        draft_prices: Mapping[str, DraftPrice] | None = None,  # of methods, instead of the time they take here
         counts_host_time: bool = True,  # False: what really runs here takes no time, so that every replay is the same
     ) -> None:
         if not recorded or concurrency < 1:
@@ -77,11 +76,7 @@ class Replay:
         self._host_clock = time.thread_time if counts_host_time else lambda: 0.0
         self._running: list[Request] = []
         longest = max(len(one.prompt_token_ids) + len(one.output_token_ids) for one in recorded)
-        stand_ins = {
-            method: functools.partial(RecordedDrafter, method, self._recorded, price, self._spend)
-            for method, price in (draft_prices or {}).items()
-            if any(method in one.drafted for one in recorded)
-        }
+        stand_ins = {method: self._stand_in(method, price) for method, price in (draft_prices or {}).items()}
         services = EngineParts(
             vocab_size=recorded[0].vocab_size,
             max_model_len=longest + 1,
@@ -113,6 +108,12 @@ class Replay:
         """What a recorded drafter would have taken."""
         self._virtual_s += seconds
         self._drafters_s += seconds
+
+    def _stand_in(self, method: str, price: DraftPrice) -> Callable[[Callable[[], Any]], Proposer]:
+        """What the recording says it drafts or, where it says nothing, the method itself."""
+        if any(method in one.drafted for one in self._recorded.values()):
+            return lambda build: RecordedDrafter(method, self._recorded, price, self._spend)
+        return lambda build: PricedDrafter(build(), price, self._spend)
 
     def _admit(self) -> list[Request]:
         free = self._concurrency - len(self._running)

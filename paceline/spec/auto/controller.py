@@ -202,7 +202,7 @@ class AutoProposer(Proposer):
             call_s, each_s = drafter.cost.parts(market.unit_s)
             seconds = call_s + each_s * len(ranked)
             upper = sum([one.mean + one.deviation for one in ranked])
-            ratio = upper / seconds - market.tokens_per_s
+            ratio = upper / drafter.cost.least_s(len(ranked), market.unit_s) - market.tokens_per_s
             if ratio <= 0.0:
                 drafter.rule_out(market.step)
             elif ratio > best_ratio:

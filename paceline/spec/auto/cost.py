@@ -100,6 +100,12 @@ class DrafterCost:
         call, level, request, both = self.estimate.weights
         return max(0.0, call + level * self.levels) * unit_s, max(0.0, request + both * self.levels) * unit_s
 
+    def least_s(self, num_requests: int, unit_s: float) -> float:
+        """What asking for so many may take at least: before anything was measured, nearly nothing."""
+        features = (1.0, self.levels, float(num_requests), num_requests * self.levels)
+        expected, deviation = self.estimate.at(features), math.sqrt(self.estimate.variance(features))
+        return max(0.02, expected - deviation) * unit_s if deviation > 0.2 * expected else max(1e-4, expected) * unit_s
+
     def level_s(self, num_requests: int, unit_s: float) -> float:
         """What one more level takes, for each of so many requests."""
         _, level, _, both = self.estimate.weights
