@@ -179,6 +179,7 @@ class AutoProposer(Proposer):
         self._totals["steps"] += 1 + skipped
         self._reasons["skipped"] += skipped
         self.bucket.earn(skipped * self._step_s)
+        self.price.learn(1.0, 1.0, skipped)
         self._learns = self._step < LEARN_ALL or self._step % LEARN_EVERY == 0
 
     def _market(self, step: StepContext) -> Market:
@@ -192,29 +193,34 @@ class AutoProposer(Proposer):
 
     def _what_to_try(self, plans: dict[str, list[Expectation]], market: Market) -> Drafter | None:
         """The drafter whose gain, at best, is worth most per second; none while the bucket lacks what that may lose."""
-        best, best_ratio, best_loss_s = None, 0.0, 0.0
+        best, best_ratio, best_loss_s, num_steps = None, 0.0, 0.0, 0
         for name, plan in plans.items():
             drafter = self.drafters[name]
             if drafter.paid_until >= market.step or not plan:
                 continue
-            most = TRIED_REQUESTS if drafter.watches else 1
-            ranked = sorted(plan, key=lambda one: -one.mean - one.deviation)[:most]
+            # The first time of all it is asked once, for one request: its price is not known.
+            most, steps = (TRIED_REQUESTS, TRIED_STEPS) if drafter.watches and drafter.num_asked else (1, 1)
             call_s, each_s = drafter.cost.parts(market.unit_s)
+            price = market.tokens_per_s * each_s
+            open_ones = [one for one in plan if one.mean <= price]  # the others are asked for anyway
+            ranked = sorted(open_ones, key=lambda one: -one.mean - one.deviation)[:most]
+            if not ranked:
+                continue
             seconds = call_s + each_s * len(ranked)
             upper = sum([one.mean + one.deviation for one in ranked])
-            ratio = upper / drafter.cost.least_s(len(ranked), market.unit_s) - market.tokens_per_s
-            if ratio <= 0.0:
+            surplus = upper - market.tokens_per_s * drafter.cost.least_s(len(ranked), market.unit_s)
+            loss_s = max(1e-9, seconds - sum([one.mean for one in ranked]) / market.tokens_per_s)
+            if surplus <= 0.0:
                 drafter.rule_out(market.step)
-            elif ratio > best_ratio:
-                loss_s = max(0.0, seconds - sum([one.mean for one in ranked]) / market.tokens_per_s)
-                best, best_ratio, best_loss_s = drafter, ratio, loss_s * (TRIED_STEPS if drafter.watches else 1)
+            elif surplus / loss_s > best_ratio:
+                best, best_ratio, best_loss_s, num_steps = drafter, surplus / loss_s, loss_s * steps, steps
         self._waits_s = math.inf if best is None else max(0.0, best_loss_s - self.bucket.saved_s)
         if best is None or self._waits_s:
             return None
         if best.watches:
-            steps = TRIED_STEPS if best.is_ready(market.step) else WATCH_STEPS + TRIED_STEPS
-            best.paid_until = market.step + steps
-            best.keep_told(market.step, steps + WATCH_STEPS)
+            num_steps += 0 if best.is_ready(market.step) else WATCH_STEPS
+            best.paid_until = market.step + num_steps - 1
+            best.keep_told(market.step, num_steps + WATCH_STEPS)
         return best
 
     def _whom_to_ask(
@@ -255,7 +261,7 @@ class AutoProposer(Proposer):
         call_s, each_s = drafter.cost.parts(market.unit_s)
         price = market.tokens_per_s * each_s
         if drafter.watches:
-            others = others[: 0 if is_asked else TRIED_REQUESTS]
+            others = others[: 0 if is_asked else TRIED_REQUESTS if drafter.num_asked else 1]
         added: list[Expectation] = []
         for one in sorted(others, key=lambda one: -one.mean - one.deviation):
             loss_s = each_s - one.mean * rest[one.request] / market.tokens_per_s

@@ -5,22 +5,22 @@ A drafter's price is never inferred from what it reads or is built of: the same 
 and take half of a step in another.
 """
 
-import math
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from paceline.core.forward import Decoder, ForwardBatch, TokenDraws
 from paceline.core.packing import RequestRows, pack
-from paceline.spec.auto.estimate import Estimate
 from paceline.spec.engine_parts import EngineParts
 
 CALIBRATION_ROWS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # each beside one row; where passes are padded, their sizes
 MOST_CALIBRATED = 512
 CALIBRATION_CONTEXT = 128  # tokens before each row: a row reads its context, a draft's as well as a request's
 CALIBRATION_ROUNDS, CALIBRATION_S = 4, 1.0  # as many rounds as fit into the time, one at least
+CALL_MEMORY = 0.98  # decay of a call's weight with each later one: half of it after 35
 PRICE_STEPS = 16.0  # over which tokens per second are averaged
 
 
@@ -76,40 +76,56 @@ def _as_decoded(batch: ForwardBatch, decoder: Decoder) -> ForwardBatch:
 
 
 class DrafterCost:
-    """Seconds that asking a drafter takes, telling it of the pass included: (1, levels, requests, requests x levels).
+    """Seconds that asking a drafter takes, telling it of the pass included: call + each x requests, and how much of that
+    a level takes. Straight lines through the calls made, of which old ones count less.
 
-    In units of a pass of one row, so that the first belief fits any machine: a call costs a fifth of a pass, give or
-    take as much."""
+    In units of a pass of one row. Before the first call it is thought to take a fifth of that for one request, and a
+    whole one for eight, on any machine."""
 
     def __init__(self) -> None:
-        self.estimate = Estimate((0.1, 0.05, 0.02, 0.02), (0.2, 0.1, 0.05, 0.05))
-        self.levels = 2.0  # that it drafts, lately
+        # Sums over calls, each weighing less with every later one: 1, n, n*n, seconds, n*seconds
+        self.calls = [0.2, 0.9, 6.5, 0.12, 0.82]
+        self.levels = [0.2, 0.6, 2.0, 0.12, 0.42]  # likewise, with levels instead of requests
+        self.num_learned = 0
 
     def learn(self, seconds: float, num_requests: int, num_levels: int, unit_s: float) -> None:
-        features = (1.0, float(num_levels), float(num_requests), float(num_requests * num_levels))
-        expected = self.estimate.at(features)
-        error = seconds / unit_s - expected
-        # One stall must not look like a price; one that is really so much more expensive shows it a few times.
-        most = max(abs(expected), 0.1 if self.estimate.num_learned > 2 else math.inf)
-        noise = (0.3 * expected) ** 2 + 1e-6
-        self.estimate.learn(features, max(-most, min(most, error)), noise)
-        self.levels += 0.1 * (num_levels - self.levels)
+        passes = seconds / unit_s
+        call, each = self._line(self.calls)
+        expected = call + each * num_requests
+        if self.num_learned > 2:  # one stall must not look like a price; what is really so expensive shows it again
+            passes = min(passes, 0.05 + 2.0 * expected)
+        elif not self.num_learned:  # only the proportions of what was believed before are kept
+            for sums in (self.calls, self.levels):
+                sums[3:] = [one * passes / expected for one in sums[3:]]
+        for sums, count in ((self.calls, num_requests), (self.levels, num_levels)):
+            new = (1.0, count, count * count, passes, count * passes)
+            sums[:] = [CALL_MEMORY * old + one for old, one in zip(sums, new, strict=True)]
+        self.num_learned += 1
 
     def parts(self, unit_s: float) -> tuple[float, float]:
-        """Seconds of a call, and of each request in it, at the levels that it drafts lately."""
-        call, level, request, both = self.estimate.weights
-        return max(0.0, call + level * self.levels) * unit_s, max(0.0, request + both * self.levels) * unit_s
+        """Seconds of a call, and of each request in it."""
+        call, each = self._line(self.calls)
+        return call * unit_s, each * unit_s
 
     def least_s(self, num_requests: int, unit_s: float) -> float:
         """What asking for so many may take at least: before anything was measured, nearly nothing."""
-        features = (1.0, self.levels, float(num_requests), num_requests * self.levels)
-        expected, deviation = self.estimate.at(features), math.sqrt(self.estimate.variance(features))
-        return max(0.02, expected - deviation) * unit_s if deviation > 0.2 * expected else max(1e-4, expected) * unit_s
+        call_s, each_s = self.parts(unit_s)
+        return (call_s + each_s * num_requests) * (1.0 if self.num_learned else 0.1)
 
     def level_s(self, num_requests: int, unit_s: float) -> float:
         """What one more level takes, for each of so many requests."""
-        _, level, _, both = self.estimate.weights
-        return max(0.0, level / max(1, num_requests) + both) * unit_s
+        return self._line(self.levels)[1] * unit_s / max(1, num_requests)
+
+    @staticmethod
+    def _line(sums: Sequence[float]) -> tuple[float, float]:
+        """The best line with neither part below zero."""
+        weight, n, nn, s, ns = sums
+        spread = weight * nn - n * n
+        slope = (weight * ns - n * s) / spread if spread > 1e-9 * nn * weight else ns / nn
+        start = (s - slope * n) / weight
+        if start < 0.0:
+            return 0.0, ns / nn
+        return (start, slope) if slope > 0.0 else (s / weight, 0.0)
 
 
 class Price:
@@ -119,9 +135,10 @@ class Price:
     def __init__(self) -> None:
         self._tokens = self._passes = 1.0  # per request and step; and the step's time in plain passes
 
-    def learn(self, tokens_per_request: float, seconds_in_passes: float) -> None:
-        self._tokens += (tokens_per_request - self._tokens) / PRICE_STEPS
-        self._passes += (min(seconds_in_passes, 4.0) - self._passes) / PRICE_STEPS
+    def learn(self, tokens_per_request: float, seconds_in_passes: float, num_steps: int = 1) -> None:
+        weight = 1.0 - (1.0 - 1.0 / PRICE_STEPS) ** num_steps
+        self._tokens += weight * (tokens_per_request - self._tokens)
+        self._passes += weight * (min(seconds_in_passes, 4.0) - self._passes)
 
     def tokens_per_s(self, num_requests: int, plain_s: float) -> float:
         return num_requests / plain_s * max(1.0, self._tokens / self._passes)
