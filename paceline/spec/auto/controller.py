@@ -259,7 +259,7 @@ class AutoProposer(Proposer):
     ) -> list[Expectation]:
         """Whom it is asked for out of the bucket, the best upper bound first."""
         call_s, each_s = drafter.cost.parts(market.unit_s)
-        price = market.tokens_per_s * each_s
+        price = market.tokens_per_s * each_s if drafter.num_asked else 0.0  # not known yet
         if drafter.watches:
             others = others[: 0 if is_asked else TRIED_REQUESTS if drafter.num_asked else 1]
         added: list[Expectation] = []
