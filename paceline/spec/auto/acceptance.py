@@ -2,7 +2,7 @@
 
     log odds = w . (1, log odds that the drafter gave, depth, rank, others agree, others disagree) + the request's own
 
-The drafter's own confidence is the start: w = (0, 1, 0, ...). Every guess on the path that the target took is an
+The drafter's own confidence is the start, at lower odds: w = (-1, 1, 0, ...). Every guess on the path that the target took is an
 outcome, whether it was verified or not, because the tokens that the target emitted show which child was right.
 Requests differ, so each has an offset of its own, which begins at nothing and follows its last few outcomes.
 
@@ -40,8 +40,8 @@ def guesses(tree: DraftTree) -> list[int]:
 
 class Acceptance:
     def __init__(self) -> None:
-        # deviations: how far drafters have been off, in log odds; of the slope, a third
-        self.estimate = Estimate((0.0, 1.0, 0.0, 0.0, 0.0, 0.0), (1.0, 0.3, 0.3, 0.5, 0.7, 0.7))
+        # Before anything was seen plain decoding is the best guess: a drafter is thought to claim too much.
+        self.estimate = Estimate((-1.0, 1.0, 0.0, 0.0, 0.0, 0.0), (1.0, 0.3, 0.3, 0.5, 0.7, 0.7))
         self._requests: dict[str, Estimate] = {}
         self._odds: dict[int, float] = {}  # guess -> odds, since something was learned last
 

@@ -160,10 +160,10 @@ class AutoProposer(Proposer):
         drafts: list[list[Draft]] = [[] for _ in requests]
         rest = [1.0] * len(requests)  # by request: the chance that no drafter asked before has its next token
         plans = {name: one.expectations(requests, market) for name, one in self.drafters.items()}
-        tried = self._what_to_try(plans, market) if self._learns or self._waits_s else None
+        tried = self._what_to_try(plans, market)
         draft_s = 0.0
         for drafter in self.drafters.values():
-            asked = self._whom_to_ask(drafter, plans[drafter.name], rest, market, tried is drafter)
+            asked = self._whom_to_ask(drafter, plans[drafter.name], rest, market, drafter in tried)
             if asked:
                 draft_s += self._ask(drafter, step, budgets, asked, drafts, rest, market)
         offered = self._offer(requests, budgets, drafts, market)
@@ -191,37 +191,46 @@ class AutoProposer(Proposer):
         row_s = (self.cost.at(count + rows, count) - plain_s) / rows
         return Market(self._step, count, self.cost.at(1, 1), plain_s, tokens_per_s, tokens_per_s * row_s)
 
-    def _what_to_try(self, plans: dict[str, list[Expectation]], market: Market) -> Drafter | None:
-        """The drafter whose gain, at best, is worth most per second; none while the bucket lacks what that may lose."""
-        best, best_ratio, best_loss_s, num_steps = None, 0.0, 0.0, 0
+    def _what_to_try(self, plans: dict[str, list[Expectation]], market: Market) -> list[Drafter]:
+        """Drafters whose gain is uncertain enough to be worth their time at best, the best per second lost first: as many
+        as the bucket pays for, up to the first that it does not yet, for which it is saved."""
+        options: list[tuple[float, float, int, str]] = []
         for name, plan in plans.items():
             drafter = self.drafters[name]
-            if drafter.paid_until >= market.step or not plan:
+            if drafter.paid_until >= market.step:
                 continue
             # The first time of all it is asked once, for one request: its price is not known.
             most, steps = (TRIED_REQUESTS, TRIED_STEPS) if drafter.watches and drafter.num_asked else (1, 1)
             call_s, each_s = drafter.cost.parts(market.unit_s)
             price = market.tokens_per_s * each_s
-            open_ones = [one for one in plan if one.mean <= price]  # the others are asked for anyway
-            ranked = sorted(open_ones, key=lambda one: -one.mean - one.deviation)[:most]
-            if not ranked:
+            others = [one for one in plan if one.mean <= price]
+            if sum([one.mean - price for one in plan if one.mean > price]) <= market.tokens_per_s * call_s:
+                others = plan  # otherwise those above the price are asked for anyway
+            if not others:
                 continue
+            ranked = sorted(others, key=lambda one: -one.mean - one.deviation)[:most]
             seconds = call_s + each_s * len(ranked)
             upper = sum([one.mean + one.deviation for one in ranked])
             surplus = upper - market.tokens_per_s * drafter.cost.least_s(len(ranked), market.unit_s)
             loss_s = max(1e-9, seconds - sum([one.mean for one in ranked]) / market.tokens_per_s)
-            if surplus <= 0.0:
+            if surplus > 0.0:
+                options.append((surplus / loss_s, loss_s * steps, steps, name))
+            else:
                 drafter.rule_out(market.step)
-            elif surplus / loss_s > best_ratio:
-                best, best_ratio, best_loss_s, num_steps = drafter, surplus / loss_s, loss_s * steps, steps
-        self._waits_s = math.inf if best is None else max(0.0, best_loss_s - self.bucket.saved_s)
-        if best is None or self._waits_s:
-            return None
-        if best.watches:
-            num_steps += 0 if best.is_ready(market.step) else WATCH_STEPS
-            best.paid_until = market.step + num_steps - 1
-            best.keep_told(market.step, num_steps + WATCH_STEPS)
-        return best
+        tried: list[Drafter] = []
+        saved_s, self._waits_s = self.bucket.saved_s, math.inf
+        for _, loss_s, steps, name in sorted(options, reverse=True):
+            saved_s -= loss_s
+            if saved_s < 0.0:
+                self._waits_s = -saved_s
+                break
+            drafter = self.drafters[name]
+            tried.append(drafter)
+            if drafter.watches:
+                steps += 0 if drafter.is_ready(market.step) else WATCH_STEPS
+                drafter.paid_until = market.step + steps - 1
+                drafter.keep_told(market.step, steps + WATCH_STEPS)
+        return tried
 
     def _whom_to_ask(
         self, drafter: Drafter, plan: list[Expectation], rest: list[float], market: Market, is_tried: bool
