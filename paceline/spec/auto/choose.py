@@ -31,6 +31,7 @@ class Draft:
     guesses: list[tuple[int, ...]]  # by node and drafter, see acceptance.py
     own: list[float]  # by node: the chance that it is accepted if its parent is, by the drafter who is surest
     chances: list[float]  # by node: that its whole path is accepted
+    depth: int = 0
 
     def outcomes(self, new_token_ids: Sequence[int]) -> Iterator[tuple[int, bool]]:
         """(node, was it right) of every child on the path that the tokens took."""
@@ -54,15 +55,16 @@ class Draft:
 
 def draft_of(name: str, tree: DraftTree, request_id: str, acceptance: Acceptance) -> Draft:
     """One drafter's tree, rated."""
-    found, factor = guesses(tree), acceptance.factor(request_id)
+    found, depth = guesses(tree)
+    factor, odds_of = acceptance.factor(request_id), acceptance.odds
     own: list[float] = []
     chances: list[float] = []
     for parent, guess in zip(tree.parents, found, strict=True):
-        odds = acceptance.odds(guess) * factor
+        odds = odds_of(guess) * factor
         chance = odds / (1.0 + odds)
         own.append(chance)
         chances.append(chance if parent < 0 else chance * chances[parent])
-    return Draft(tree.token_ids, tree.parents, [(name,)] * len(own), [(guess,) for guess in found], own, chances)
+    return Draft(tree.token_ids, tree.parents, [(name,)] * len(own), [(guess,) for guess in found], own, chances, depth)
 
 
 def join(drafts: Sequence[Draft], request_id: str, acceptance: dict[str, Acceptance]) -> Draft:

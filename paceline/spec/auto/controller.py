@@ -28,7 +28,7 @@ from paceline.lab.live_pass_cost import PassCostModel
 from paceline.spec.auto.choose import Choice, Draft, choose, draft_of, join
 from paceline.spec.auto.cost import Price, calibrate
 from paceline.spec.auto.drafter import TRIED_REQUESTS, TRIED_STEPS, WATCH_STEPS, Drafter, Expectation, Market, Verdict
-from paceline.spec.auto.explore import SHARE, Bucket
+from paceline.spec.auto.explore import SHARE, Bucket, gain
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext, union
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 MOST_SKIPPED = 7  # steps in a row in which it is not even called, where nothing is asked and nothing can be tried
 LEARN_EVERY, LEARN_ALL = 4, 64  # steps between two whose outcomes are learned from, after the first LEARN_ALL
 NOTHING: list[float] = []
+FEW_NODES = 8  # of a tree whose request's last drafts were worth little: enough to see that the next would be worth more
 UNSURE_ROWS, RECHECK_STEPS = 0.5, 64  # share of the rows' price that they may really cost, where none ran for so long
 
 
@@ -160,7 +161,7 @@ class AutoProposer(Proposer):
         drafts: list[list[Draft]] = [[] for _ in requests]
         rest = [1.0] * len(requests)  # by request: the chance that no drafter asked before has its next token
         plans = {name: one.expectations(requests, market) for name, one in self.drafters.items()}
-        tried = self._what_to_try(plans, market)
+        tried = self._what_to_try(plans, market) if self._learns else []
         draft_s = 0.0
         for drafter in self.drafters.values():
             asked = self._whom_to_ask(drafter, plans[drafter.name], rest, market, drafter in tried)
@@ -298,7 +299,7 @@ class AutoProposer(Proposer):
         level = market.tokens_per_s * drafter.cost.level_s(len(asked), market.unit_s)
         bar = min(0.9, market.row_price)
         floors = (bar, min(0.9, (bar + level) / max(0.3, drafter.first_chance)))
-        given = [Budget(budgets[i].num_nodes, budgets[i].max_depth, *floors) for i in asked]
+        given = [self._budget(drafter, requests[i].request_id, budgets[i], floors) for i in asked]
         drafted, spent_s = self.members.ask(drafter.name, part, given)
         deepest = 0
         for i, tree in zip(asked, drafted, strict=True):
@@ -310,12 +311,20 @@ class AutoProposer(Proposer):
                 first = max([chance for chance, parent in zip(chances, tree.parents, strict=True) if parent < 0])
                 drafter.first_chance += 0.05 * (first - drafter.first_chance)
                 rest[i] *= 1.0 - first
-                deepest = max(deepest, max(tree.depths()))
-            drafter.gain.learn(request_id, chances, market.row_price, market.step)
+                deepest = max(deepest, draft.depth)
+            drafter.gain.learn_of(request_id, gain(chances, market.row_price), market.step)
+            if self._learns or drafter.verdict.decision == "tried":
+                drafter.gain.learn(chances, market.row_price, market.step)
         drafter.cost.learn(spent_s + drafter.told_s, len(asked), deepest, market.unit_s)
         drafter.num_asked += 1
         self._totals["asked"] += len(asked)
         return spent_s
+
+    def _budget(self, drafter: Drafter, request_id: str, budget: Budget, floors: tuple[float, float]) -> Budget:
+        """A large tree takes time to draft and to rate: it is asked for where the last ones were worth several tokens."""
+        own = drafter.gain.requests.get(request_id)
+        nodes = budget.num_nodes if own is not None and own.value > 2.0 else min(FEW_NODES, budget.num_nodes)
+        return Budget(nodes, budget.max_depth, *floors)
 
     def _offer(
         self, requests: Sequence[Request], budgets: Sequence[Budget], drafts: list[list[Draft]], market: Market

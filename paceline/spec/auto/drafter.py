@@ -13,7 +13,7 @@ from paceline.spec.proposer import Proposer
 # Steps for which a drafter that reads hidden states or logits is told of passes before it is asked: without its context
 # it drafts badly, and would be judged by that.
 WATCH_STEPS = 12
-TRIED_STEPS, TRIED_REQUESTS = 4, 2  # such a drafter is tried for so many steps and requests at once
+TRIED_STEPS, TRIED_REQUESTS = 4, 4  # such a drafter is tried for so many steps and requests at once
 FOR_NOW = 1 << 60
 
 

@@ -14,16 +14,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-SHARE, START_SHARE, START_S = 0.005, 0.02, 4.0  # of the run's time that finding out may lose; and of its first seconds
+SHARE, START_SHARE, START_S = 0.005, 0.01, 4.0  # of the run's time that finding out may lose; and of its first seconds
 SAVED_S = 60.0  # of which the share is saved up at most: an engine that ran for hours must not spend it all at once
 PASSAGE_STEPS = 12.0  # after which half of what a request's drafts showed is forgotten: text changes by the passage
 LASTING_STEPS = 512.0  # likewise of a drafter as a whole
 ROW_PRICES = (0.0, 0.1, 0.3, 0.6, 1.0)  # in tokens, at which gains are known; between them straight lines
+MOST_DRAFTS = 128.0  # that the means count for: at half of it they jitter, at twice a change is seen late
 FIRST_SPREAD = 0.5  # standard deviation of a gain, in tokens, where none was seen yet
 
 
 def gain(chances: Sequence[float], row_price: float) -> float:
-    return sum([chance - row_price for chance in chances if chance > row_price])
+    return 0.0 if not chances else sum([chance - row_price for chance in chances if chance > row_price])
 
 
 @dataclass(slots=True)
@@ -43,15 +44,18 @@ class Gain:
     step: int = 0  # of the last draft
     requests: dict[str, RequestGain] = field(default_factory=dict)
 
-    def learn(self, request_id: str, chances: Sequence[float], row_price: float, step: int) -> None:
-        self.count = min(LASTING_STEPS / 4, self.count * 0.5 ** ((step - self.step) / LASTING_STEPS) + 1.0)
+    def learn(self, chances: Sequence[float], row_price: float, step: int) -> None:
+        """From one draft, of any request."""
+        self.count = min(MOST_DRAFTS, self.known(step) + 1.0)
         self.step = step
         weight = 1.0 / self.count
-        value = gain(chances, row_price) if chances else 0.0
-        off = value - self.mean(row_price)
+        off = gain(chances, row_price) - self.mean(row_price)
         self.spread += weight * (off * off - self.spread)
         for i, price in enumerate(ROW_PRICES[:-1]):
-            self.means[i] += weight * ((gain(chances, price) if chances else 0.0) - self.means[i])
+            self.means[i] += weight * (gain(chances, price) - self.means[i])
+
+    def learn_of(self, request_id: str, value: float, step: int) -> None:
+        """The gain of this request's newest draft."""
         own = self.requests.get(request_id)
         if own is None:
             self.requests[request_id] = RequestGain(value, step)
