@@ -61,7 +61,7 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     record.add_argument("--requests", type=int, default=32)
     record.add_argument("--temperature", type=float, default=0.0)
     record.add_argument("--max-tokens", type=int, default=128)
-    record.add_argument("--notes", choices=["all", "none"], default="all", help="what the target says after rejected nodes")
+    record.add_argument("--notes", choices=["all", "none"], default="all", help="on what follows rejected nodes")
     record.add_argument("--drafts", nargs="*", default=[], metavar="METHOD", help="keep what these draft at each place")
     options.add_model_arguments(record)
     record.set_defaults(bench_run=_record)
@@ -206,12 +206,14 @@ def _record(args: argparse.Namespace) -> int:
     from paceline.bench.run.backend import Sampling
     from paceline.bench.workloads.workload import take
     from paceline.llm import LLM
+    from paceline.spec.config.speculative_config import with_default_size
 
     sampling = Sampling(max_tokens=args.max_tokens, temperature=args.temperature)
     model: Any = args.model
     found = []
     for method in RECORDED_WITH if args.notes == "all" else ("none",):
-        llm = LLM(model, {"method": method}, **options.model_options(args) | {"max_num_seqs": 8 if method == "none" else 1})
+        together = {"max_num_seqs": 8 if method == "none" else 1}
+        llm = LLM(model, with_default_size({"method": method}), **options.model_options(args) | together)
         model = llm.engine.model
         found.append(record(llm, take(args.workload, args.requests), sampling))
     recorded = [joined(all_of) for all_of in zip(*found, strict=True)]

@@ -114,7 +114,7 @@ def pass_room(config: ResolvedConfig, kv_cache: Tensor) -> PassRoom:
 def make_speculator(config: SpeculativeConfig | None, services: EngineParts, *, may_fall_back: bool) -> Speculator:
     """`may_fall_back`: the user did not ask for this method, so where it cannot work the target decodes plainly."""
     try:
-        return Speculator(config, services)
+        return Speculator(config, services, by_price=True)
     except CANNOT_BUILD as error:
         if not may_fall_back or config is None:
             raise

@@ -2,7 +2,7 @@
 
     log odds = w . (1, log odds that the drafter gave, depth, rank, others agree, others disagree) + the request's own
 
-The drafter's own confidence is the start, at lower odds: w = (-0.5, 1, 0, ...). Every guess on the path that the target took is an
+The drafter's own confidence is the start, at somewhat lower odds. Every guess on the path that the target took is an
 outcome, whether it was verified or not, because the tokens that the target emitted show which child was right.
 Requests differ, so each has an offset of its own, which begins at nothing and follows its last few outcomes.
 
@@ -13,12 +13,10 @@ import math
 from collections.abc import Sequence
 
 from paceline.core.tree import DraftTree
+from paceline.spec.auto.constants import LASTING, OVERCLAIM, PASSAGE
 from paceline.spec.auto.estimate import Estimate
 
 BUCKETS, DEPTHS, RANKS = 64, 9, 3  # of confidence, depth and rank; whatever is beyond the last counts as the last
-UNSAID = 0.3  # confidence of a drafter that gives none, in its first child; each further one half of it
-REQUEST_HALF_LIFE = 12  # outcomes after which a request's own offset has forgotten half: about one passage of text
-REFRESH_EVERY = 64  # outcomes between two computations of the odds: they change slowly, and computing takes time
 ALONE, AGREED, CONTESTED, OPINIONS = 0, 1, 2, 3  # what others say of a node: nothing, the same, something else
 
 
@@ -33,7 +31,7 @@ def guesses(tree: DraftTree) -> tuple[list[int], int]:
         depths.append(depth)
         rank = ranks.get(parent, 0)
         ranks[parent] = rank + 1
-        sure = UNSAID * 0.5**rank if confidence is None else confidence[node]
+        sure = 0.5 ** (1 + rank) if confidence is None else confidence[node]
         bucket = min(BUCKETS - 1, int(sure * BUCKETS))
         depth = depth if depth < DEPTHS else DEPTHS - 1
         found.append(OPINIONS * ((bucket * DEPTHS + depth) * RANKS + (rank if rank < RANKS else RANKS - 1)))
@@ -43,7 +41,7 @@ def guesses(tree: DraftTree) -> tuple[list[int], int]:
 class Acceptance:
     def __init__(self) -> None:
         # Before anything was seen plain decoding is the best guess: a drafter is thought to claim too much.
-        self.estimate = Estimate((-0.5, 1.0, 0.0, 0.0, 0.0, 0.0), (1.0, 0.3, 0.3, 0.5, 0.7, 0.7))
+        self.estimate = Estimate((OVERCLAIM, 1.0, 0.0, 0.0, 0.0, 0.0), (1.0, 0.3, 0.3, 0.5, 0.7, 0.7))
         self._requests: dict[str, Estimate] = {}
         self._odds: dict[int, float] = {}  # guess -> odds, as of the last refresh
 
@@ -78,8 +76,9 @@ class Acceptance:
             information = chance * (1.0 - chance)
             error, noise = (hit - chance) / information, 1.0 / information
             self.estimate.learn(features, error, noise + own.variances[0])
-            own.learn((1.0,), error, noise, REQUEST_HALF_LIFE)
-            if self.estimate.num_learned % REFRESH_EVERY == 0 or self.estimate.num_learned < REFRESH_EVERY:
+            own.learn((1.0,), error, noise, PASSAGE)
+            num_learned = self.estimate.num_learned
+            if num_learned < LASTING // 4 or num_learned % (LASTING // 4) == 0:  # they change slowly by then
                 self._odds.clear()
 
     def forget(self, request_id: str) -> None:

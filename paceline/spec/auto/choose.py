@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from paceline.core.tree import DraftTree
 from paceline.lab.live_pass_cost import PassCostModel
-from paceline.spec.auto.acceptance import AGREED, CONTESTED, Acceptance, guesses
+from paceline.spec.auto.acceptance import AGREED, BUCKETS, CONTESTED, Acceptance, guesses
 
-LEAST_CHANCE = 0.02  # of a path; nodes below it are not considered: no row is as cheap as that
+LEAST_CHANCE = 1.0 / BUCKETS  # of a path; what is known is not exact enough to tell smaller ones apart
 
 
 @dataclass(slots=True)
@@ -32,6 +32,13 @@ class Draft:
     own: list[float]  # by node: the chance that it is accepted if its parent is, by the drafter who is surest
     chances: list[float]  # by node: that its whole path is accepted
     depth: int = 0
+    whole: DraftTree | None = None  # as drafted, where all of it is verified or nothing
+
+    def gain(self, row_price: float) -> float:
+        """Tokens that it brings beyond the price of its rows."""
+        if self.whole is not None:
+            return max(0.0, sum(self.chances) - row_price * len(self.chances))
+        return sum([chance - row_price for chance in self.chances if chance > row_price])
 
     def outcomes(self, new_token_ids: Sequence[int]) -> Iterator[tuple[int, bool]]:
         """(node, was it right) of every child on the path that the tokens took."""
@@ -53,7 +60,7 @@ class Draft:
         return whole.keep(keep)
 
 
-def draft_of(name: str, tree: DraftTree, request_id: str, acceptance: Acceptance) -> Draft:
+def draft_of(name: str, tree: DraftTree, request_id: str, acceptance: Acceptance, is_whole: bool = False) -> Draft:
     """One drafter's tree, rated."""
     found, depth = guesses(tree)
     factor, odds_of = acceptance.factor(request_id), acceptance.odds
@@ -64,7 +71,11 @@ def draft_of(name: str, tree: DraftTree, request_id: str, acceptance: Acceptance
         chance = odds / (1.0 + odds)
         own.append(chance)
         chances.append(chance if parent < 0 else chance * chances[parent])
-    return Draft(tree.token_ids, tree.parents, [(name,)] * len(own), [(guess,) for guess in found], own, chances, depth)
+    # What was drawn from a distribution of its own must not decide what is offered: that would bias the output.
+    whole = tree if is_whole or tree.draft_probs is not None else None
+    return Draft(
+        tree.token_ids, tree.parents, [(name,)] * len(own), [(guess,) for guess in found], own, chances, depth, whole
+    )
 
 
 def join(drafts: Sequence[Draft], request_id: str, acceptance: dict[str, Acceptance]) -> Draft:
@@ -116,7 +127,10 @@ def choose(
     discount: float = 1.0,  # on the rows' price, to find out whether they cost what they seem to
 ) -> Choice:
     ranked = [
-        (-chance, i, node) for i, tree in enumerate(chances) for node, chance in enumerate(tree) if chance > LEAST_CHANCE
+        (-chance, i, node)
+        for i, tree in enumerate(chances)
+        for node, chance in enumerate(tree)
+        if chance > LEAST_CHANCE
     ]
     ranked.sort()  # at equal chance a parent stands before its child, because its number is smaller
     seconds = cost.between(num_requests, num_requests + len(ranked), num_requests)

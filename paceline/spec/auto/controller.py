@@ -26,20 +26,32 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.lab.live_pass_cost import PassCostModel
 from paceline.spec.auto.choose import Choice, Draft, choose, draft_of, join
-from paceline.spec.auto.cost import Price, calibrate
-from paceline.spec.auto.drafter import TRIED_REQUESTS, TRIED_STEPS, WATCH_STEPS, Drafter, Expectation, Market, Verdict
-from paceline.spec.auto.explore import SHARE, Bucket, gain
+from paceline.spec.auto.constants import (
+    FEW_NODES,
+    LASTING,
+    LEARN_EVERY,
+    MOST_SKIPPED,
+    PASSAGE,
+    SHARE,
+    START_S,
+    TRIED,
+    UNSURE,
+)
+from paceline.spec.auto.cost import Price
+from paceline.spec.auto.drafter import Drafter, Expectation, Market, Verdict
+from paceline.spec.auto.explore import Bucket
+from paceline.spec.auto.memory import load, memory_path, numbers, save
 from paceline.spec.engine_parts import EngineParts
+from paceline.spec.merge.merge import side_by_side
+from paceline.spec.pass_calibration import calibrate
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext, union
 
 if TYPE_CHECKING:
     from paceline.spec.config.speculative_config import SpeculativeConfig
 
-MOST_SKIPPED = 7  # steps in a row in which it is not even called, where nothing is asked and nothing can be tried
-LEARN_EVERY, LEARN_ALL = 4, 64  # steps between two whose outcomes are learned from, after the first LEARN_ALL
-NOTHING: list[float] = []
-FEW_NODES = 8  # of a tree whose request's last drafts were worth little: enough to see that the next would be worth more
-UNSURE_ROWS, RECHECK_STEPS = 0.5, 64  # share of the rows' price that they may really cost, where none ran for so long
+
+def no_gain(row_price: float) -> float:
+    return 0.0
 
 
 class AutoProposer(Proposer):
@@ -49,6 +61,7 @@ class AutoProposer(Proposer):
         largest: Budget,
         *,
         members: "Sequence[SpeculativeConfig] | None" = None,  # None: all that this target has
+        remember: bool = True,
     ) -> None:
         from paceline.spec.auto.default_members import build_members  # reads the table, which has a row for this file
 
@@ -72,6 +85,22 @@ class AutoProposer(Proposer):
         self._reasons: Counter[str] = Counter()  # reason -> steps
         self._last: tuple[Choice, Market] | None = None
         self._waits_s = 0.0  # that the bucket lacks for what would be tried next
+        self._memory = memory_path(services) if remember else None
+        self._save_at_s = START_S
+        self._restore(load(self._memory))
+
+    def _restore(self, known: dict[str, Any]) -> None:
+        self.cost.restore(numbers(known.get("pass_cost"), self.cost.num_knots))
+        drafters = known.get("drafters")
+        for name, drafter in self.drafters.items():
+            drafter.restore(drafters.get(name) if isinstance(drafters, dict) else None)
+
+    def _save(self) -> None:
+        if self._memory is not None and self.bucket.run_s >= self._save_at_s:
+            self._save_at_s = self.bucket.run_s + min(60.0, self._save_at_s)
+            used = {name: drafter.state() for name, drafter in self.drafters.items() if drafter.num_asked}
+            if not save(self._memory, {"pass_cost": self.cost.state(), "drafters": used}):
+                self._memory = None
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]  # read only: it follows who is told of passes
@@ -123,7 +152,7 @@ class AutoProposer(Proposer):
         self._handed_over_s = None
         if self._num_skipped:
             return  # it began several steps ago
-        self.bucket.earn(elapsed_s + self._drafting_s)
+        self.bucket.earn(elapsed_s + self._drafting_s, elapsed_s)
         num_decodes = num_rows = num_tokens = 0
         for verified in step.passes:
             if verified.num_committed > 1:
@@ -179,9 +208,10 @@ class AutoProposer(Proposer):
         self._step += 1 + skipped
         self._totals["steps"] += 1 + skipped
         self._reasons["skipped"] += skipped
-        self.bucket.earn(skipped * self._step_s)
+        self.bucket.earn(skipped * self._step_s, self._step_s)
         self.price.learn(1.0, 1.0, skipped)
-        self._learns = self._step < LEARN_ALL or self._step % LEARN_EVERY == 0
+        self._learns = self._step < LASTING // 4 or self._step % LEARN_EVERY == 0
+        self._save()
 
     def _market(self, step: StepContext) -> Market:
         running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
@@ -193,15 +223,15 @@ class AutoProposer(Proposer):
         return Market(self._step, count, self.cost.at(1, 1), plain_s, tokens_per_s, tokens_per_s * row_s)
 
     def _what_to_try(self, plans: dict[str, list[Expectation]], market: Market) -> list[Drafter]:
-        """Drafters whose gain is uncertain enough to be worth their time at best, the best per second lost first: as many
-        as the bucket pays for, up to the first that it does not yet, for which it is saved."""
+        """Drafters whose gain may be worth their time at best, the best per second lost first: as many as the bucket pays
+        for, up to the first that it does not pay for yet, and is saved for."""
         options: list[tuple[float, float, int, str]] = []
         for name, plan in plans.items():
             drafter = self.drafters[name]
             if drafter.paid_until >= market.step:
                 continue
             # The first time of all it is asked once, for one request: its price is not known.
-            most, steps = (TRIED_REQUESTS, TRIED_STEPS) if drafter.watches and drafter.num_asked else (1, 1)
+            most, steps = (TRIED, TRIED) if drafter.watches and drafter.num_asked else (1, 1)
             call_s, each_s = drafter.cost.parts(market.unit_s)
             price = market.tokens_per_s * each_s
             others = [one for one in plan if one.mean <= price]
@@ -228,9 +258,9 @@ class AutoProposer(Proposer):
             drafter = self.drafters[name]
             tried.append(drafter)
             if drafter.watches:
-                steps += 0 if drafter.is_ready(market.step) else WATCH_STEPS
+                steps += 0 if drafter.is_ready(market.step) else PASSAGE
                 drafter.paid_until = market.step + steps - 1
-                drafter.keep_told(market.step, steps + WATCH_STEPS)
+                drafter.keep_told(market.step, steps + PASSAGE)
         return tried
 
     def _whom_to_ask(
@@ -240,7 +270,7 @@ class AutoProposer(Proposer):
         call_s, each_s = drafter.cost.parts(market.unit_s)
         price, call = market.tokens_per_s * each_s, market.tokens_per_s * call_s
         if drafter.watches and sum([one.mean - price for one in plan if one.mean > price]) > call:
-            drafter.keep_told(market.step, WATCH_STEPS)
+            drafter.keep_told(market.step, PASSAGE)
         asked = [one for one in plan if one.mean * rest[one.request] > price]
         if sum([one.mean * rest[one.request] - price for one in asked]) <= call:
             asked = []
@@ -271,14 +301,14 @@ class AutoProposer(Proposer):
         call_s, each_s = drafter.cost.parts(market.unit_s)
         price = market.tokens_per_s * each_s if drafter.num_asked else 0.0  # not known yet
         if drafter.watches:
-            others = others[: 0 if is_asked else TRIED_REQUESTS if drafter.num_asked else 1]
+            others = others[: 0 if is_asked else TRIED if drafter.num_asked else 1]
         added: list[Expectation] = []
         for one in sorted(others, key=lambda one: -one.mean - one.deviation):
             loss_s = each_s - one.mean * rest[one.request] / market.tokens_per_s
             loss_s = max(0.0, loss_s + (0.0 if added or is_asked else call_s))
-            if (one.mean + one.deviation) * rest[one.request] <= price or loss_s > max(0.0, self.bucket.saved_s):
-                if not drafter.watches:
-                    break
+            is_worth_it = (one.mean + one.deviation) * rest[one.request] > price and loss_s <= self.bucket.saved_s
+            if not (is_worth_it or drafter.watches):  # the trial of one that watches is paid for as a whole
+                break
             self.bucket.pay(loss_s)
             added.append(one)
         return added
@@ -303,25 +333,26 @@ class AutoProposer(Proposer):
         drafted, spent_s = self.members.ask(drafter.name, part, given)
         deepest = 0
         for i, tree in zip(asked, drafted, strict=True):
-            request_id, chances = requests[i].request_id, NOTHING
+            request_id = requests[i].request_id
+            gain_at: Callable[[float], float] = no_gain
             if tree.token_ids:
-                draft = draft_of(drafter.name, tree, request_id, drafter.acceptance)
+                draft = draft_of(drafter.name, tree, request_id, drafter.acceptance, drafter.proposer.keeps_whole)
                 drafts[i].append(draft)
-                chances = draft.chances
-                first = max([chance for chance, parent in zip(chances, tree.parents, strict=True) if parent < 0])
-                drafter.first_chance += 0.05 * (first - drafter.first_chance)
+                gain_at = draft.gain
+                first = max([chance for chance, parent in zip(draft.chances, tree.parents, strict=True) if parent < 0])
+                drafter.first_chance += 1.0 / PASSAGE * (first - drafter.first_chance)
                 rest[i] *= 1.0 - first
                 deepest = max(deepest, draft.depth)
-            drafter.gain.learn_of(request_id, gain(chances, market.row_price), market.step)
+            drafter.gain.learn_of(request_id, gain_at(market.row_price), market.step)
             if self._learns or drafter.verdict.decision == "tried":
-                drafter.gain.learn(chances, market.row_price, market.step)
+                drafter.gain.learn(gain_at, market.row_price, market.step)
         drafter.cost.learn(spent_s + drafter.told_s, len(asked), deepest, market.unit_s)
         drafter.num_asked += 1
         self._totals["asked"] += len(asked)
         return spent_s
 
     def _budget(self, drafter: Drafter, request_id: str, budget: Budget, floors: tuple[float, float]) -> Budget:
-        """A large tree takes time to draft and to rate: it is asked for where the last ones were worth several tokens."""
+        """A large tree takes time to draft and to rate: it is asked for where the last ones brought several tokens."""
         own = drafter.gain.requests.get(request_id)
         nodes = budget.num_nodes if own is not None and own.value > 2.0 else min(FEW_NODES, budget.num_nodes)
         return Budget(nodes, budget.max_depth, *floors)
@@ -332,7 +363,7 @@ class AutoProposer(Proposer):
         offered = [EMPTY_TREE] * len(requests)
         drafted = [i for i, of_request in enumerate(drafts) if of_request]
         if not drafted:
-            is_asked = any([one.verdict.num_requests for one in self.drafters.values()])
+            is_asked = any(one.verdict.num_requests for one in self.drafters.values())
             self._reasons["nothing_drafted" if is_asked else "skipped"] += 1
             return offered
         joined = [join(drafts[i], requests[i].request_id, self._acceptance) for i in drafted]
@@ -340,22 +371,26 @@ class AutoProposer(Proposer):
         reason = "pays"
         if not choice.num_nodes:
             choice, reason = self._check_rows(joined, choice, market)
-        self._reasons[reason] += 1
         for i, draft, keep in zip(drafted, joined, choice.keep, strict=True):
             self._drafts[requests[i].request_id] = draft
             self._totals["drafted_nodes"] += len(draft.chances)
-            if keep:
+            whole = {one.members[0][0]: one.whole for one in drafts[i] if one.whole is not None}
+            if whole:
+                if draft.gain(market.row_price) > 0.0 or any(one.draft_probs is not None for one in whole.values()):
+                    offered[i] = side_by_side(whole, budgets[i])
+            elif keep:
                 offered[i] = draft.tree(keep[: budgets[i].num_nodes])
-        self._totals["offered_nodes"] += choice.num_nodes
+            self._totals["offered_nodes"] += len(offered[i])
+        self._reasons[reason] += 1
         self._last = choice, market
         return offered
 
     def _check_rows(self, drafts: Sequence[Draft], choice: Choice, market: Market) -> tuple[Choice, str]:
-        """Nothing pays. Where no draft was verified for long, rows may cost less than they seem to: then the bucket buys
-        those that would pay at a lower price."""
-        if market.step - self._drafted_in >= RECHECK_STEPS:
+        """Nothing pays. Where no draft was verified for long, rows may cost less than they seem to: then the bucket
+        buys those that would pay at a lower price."""
+        if market.step - self._drafted_in >= LASTING // 4:
             chances = [draft.chances for draft in drafts]
-            tried = choose(chances, market.num_requests, self.cost, market.tokens_per_s, UNSURE_ROWS)
+            tried = choose(chances, market.num_requests, self.cost, market.tokens_per_s, UNSURE)
             loss_s = tried.seconds - tried.tokens / market.tokens_per_s
             if tried.num_nodes and loss_s <= self.bucket.saved_s:
                 self.bucket.pay(max(0.0, loss_s))
@@ -365,8 +400,10 @@ class AutoProposer(Proposer):
     def _plan_skips(self, market: Market) -> None:
         """Where nobody is asked or told anything, and the bucket must fill before something can be tried."""
         self._num_to_skip = 0
-        is_idle = not any([one.verdict.num_requests or (one.watches and one.is_told(market.step)) for one in self.drafters.values()])
-        if is_idle and self._step >= LEARN_ALL and self._step_s > 0.0:
+        is_idle = not any(
+            one.verdict.num_requests or (one.watches and one.is_told(market.step)) for one in self.drafters.values()
+        )
+        if is_idle and self._step >= LASTING // 4 and self._step_s > 0.0:
             steps = self._waits_s / (SHARE * self._step_s)
             self._num_to_skip = int(min(MOST_SKIPPED, steps))
 

@@ -28,8 +28,8 @@ CANNOT_BUILD = (PacelineError, RuntimeError, MemoryError)  # RuntimeError: torch
 def build_members(
     services: EngineParts, largest: Budget, configs: Sequence[SpeculativeConfig] | None = None
 ) -> Members:
-    """Those that were asked for, or all that this target has. No user asked for the trained one then: where it cannot be
-    built, the others draft without it."""
+    """Those that were asked for, or all that this target has. No user asked for the trained one then: where it cannot
+    be built, the others draft without it."""
     if configs is not None:
         return Members.build(services, configs)
     found = available_members(services, largest)

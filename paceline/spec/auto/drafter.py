@@ -6,14 +6,12 @@ from typing import Any, NamedTuple
 
 from paceline.core.request import Request
 from paceline.spec.auto.acceptance import Acceptance
+from paceline.spec.auto.constants import PASSAGE
 from paceline.spec.auto.cost import DrafterCost
 from paceline.spec.auto.explore import Gain
+from paceline.spec.auto.memory import numbers
 from paceline.spec.proposer import Proposer
 
-# Steps for which a drafter that reads hidden states or logits is told of passes before it is asked: without its context
-# it drafts badly, and would be judged by that.
-WATCH_STEPS = 12
-TRIED_STEPS, TRIED_REQUESTS = 4, 4  # such a drafter is tried for so many steps and requests at once
 FOR_NOW = 1 << 60
 
 
@@ -69,7 +67,7 @@ class Drafter:
     first_chance: float = 0.5  # that its first token is right, lately
     told_s: float = 0.0  # what telling it of the last pass took
     # From the start, because a prompt is seen only once, and until it is clear that a trial is out of the question:
-    told_since: int = -WATCH_STEPS  # step
+    told_since: int = -PASSAGE  # step
     told_until: int = FOR_NOW
     paid_until: int = -1  # step up to which it is tried out of the bucket
     num_asked: int = 0  # steps
@@ -83,7 +81,8 @@ class Drafter:
         return step <= self.told_until
 
     def is_ready(self, step: int) -> bool:
-        return not self.watches or (self.is_told(step) and step - self.told_since >= WATCH_STEPS)
+        """Without the context of its last passages it drafts badly, and would be judged by that."""
+        return not self.watches or (self.is_told(step) and step - self.told_since >= PASSAGE)
 
     def keep_told(self, step: int, num_steps: int) -> None:
         if not self.is_told(step):
@@ -109,6 +108,37 @@ class Drafter:
     def forget(self, request_id: str) -> None:
         self.acceptance.forget(request_id)
         self.gain.requests.pop(request_id, None)
+
+    def state(self) -> dict[str, list[float]]:
+        """What is kept for the next start."""
+        gain = self.gain
+        return {
+            "acceptance": self.acceptance.estimate.state(),
+            "gain": [*gain.means, gain.spread, gain.count],
+            "cost": [*self.cost.calls, *self.cost.levels],
+            "first_chance": [self.first_chance],
+        }
+
+    def restore(self, known: Any) -> None:
+        """Nothing of it where anything of it is wrong."""
+        if not isinstance(known, dict) or self.num_asked:
+            return
+        sizes = {name: len(one) for name, one in self.state().items()}
+        found = {name: numbers(known.get(name), size) for name, size in sizes.items()}
+        acceptance, gain, cost, chance = (found[name] for name in sizes)
+        if acceptance is None or gain is None or cost is None or chance is None:
+            return
+        *means, spread, count = gain
+        if min(means) < 0.0 or min(spread, count) < 0.0 or min(cost) < 0.0 or cost[0] <= 0.0 or not 0 <= chance[0] <= 1:
+            return
+        self.acceptance.estimate.restore(acceptance)
+        self.gain.means, self.gain.spread, self.gain.count = means, spread, min(count, float(PASSAGE))
+        half = len(cost) // 2
+        # A call of the last run weighs as much as one call of this one.
+        self.cost.calls = [one / cost[0] for one in cost[:half]]
+        self.cost.levels = [one / max(cost[half], 1e-9) for one in cost[half:]]
+        self.cost.num_learned = 1
+        self.first_chance = chance[0]
 
     def report(self) -> dict[str, Any]:
         verdict = self.verdict

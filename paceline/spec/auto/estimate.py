@@ -1,12 +1,12 @@
 """A linear estimate that is learned one observation at a time, and knows how uncertain each of its weights is.
 
 A Kalman filter with a diagonal covariance. What was learned ages: the variances grow with each observation, so that one
-`HALF_LIFE` of observations later the old ones count half. Costs and acceptance are both learned with it.
+half-life of observations later the old ones count half. Costs and acceptance are both learned with it.
 """
 
 from collections.abc import Sequence
 
-HALF_LIFE = 256  # observations. At half of it good estimates jitter, at twice a change of the text is seen too late
+from paceline.spec.auto.constants import LASTING
 
 
 class Estimate:
@@ -25,7 +25,7 @@ class Estimate:
     def variance(self, features: Sequence[float]) -> float:
         return sum([one * feature * feature for one, feature in zip(self.variances, features, strict=True)])
 
-    def learn(self, features: Sequence[float], error: float, noise: float, half_life: float = HALF_LIFE) -> None:
+    def learn(self, features: Sequence[float], error: float, noise: float, half_life: float = LASTING) -> None:
         """`error`: what was seen less what was expected; `noise`: variance of what is seen."""
         growth = 2.0 ** (1.0 / half_life)
         spread = self.variance(features) * growth
@@ -38,12 +38,13 @@ class Estimate:
             self.variances[i] = doubt
         self.num_learned += 1
 
-    def state(self) -> list[list[float]]:
+    def state(self) -> list[float]:
         """To be kept, and given to `restore` of another one."""
-        return [list(self.weights), list(self.variances)]
+        return [*self.weights, *self.variances]
 
-    def restore(self, state: Sequence[Sequence[float]]) -> None:
-        weights, variances = state
-        self.weights = [float(weight) for weight in weights]
-        # What another run learned is believed, though not as firmly as what this one will.
-        self.variances = [min(most, 4.0 * float(one)) for most, one in zip(self._most, variances, strict=True)]
+    def restore(self, state: Sequence[float]) -> None:
+        """Believed, though not as firmly as what will be seen."""
+        count = len(self.weights)
+        self.weights = list(state[:count])
+        known = zip(self._most, state[count:], strict=True)
+        self.variances = [min(most, max(4.0 * one, 0.01 * most)) for most, one in known]

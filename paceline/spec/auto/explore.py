@@ -11,20 +11,12 @@ the bucket, the best upper bound per second first, and as soon as the bucket hol
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-SHARE, START_SHARE, START_S = 0.005, 0.01, 4.0  # of the run's time that finding out may lose; and of its first seconds
-SAVED_S = 60.0  # of which the share is saved up at most: an engine that ran for hours must not spend it all at once
-PASSAGE_STEPS = 12.0  # after which half of what a request's drafts showed is forgotten: text changes by the passage
-LASTING_STEPS = 512.0  # likewise of a drafter as a whole
+from paceline.spec.auto.constants import FIRST_SPREAD, LASTING, PASSAGE, SHARE, START_S, START_SHARE, TRIED
+
 ROW_PRICES = (0.0, 0.1, 0.3, 0.6, 1.0)  # in tokens, at which gains are known; between them straight lines
-MOST_DRAFTS = 128.0  # that the means count for: at half of it they jitter, at twice a change is seen late
-FIRST_SPREAD = 0.5  # standard deviation of a gain, in tokens, where none was seen yet
-
-
-def gain(chances: Sequence[float], row_price: float) -> float:
-    return 0.0 if not chances else sum([chance - row_price for chance in chances if chance > row_price])
 
 
 @dataclass(slots=True)
@@ -44,15 +36,15 @@ class Gain:
     step: int = 0  # of the last draft
     requests: dict[str, RequestGain] = field(default_factory=dict)
 
-    def learn(self, chances: Sequence[float], row_price: float, step: int) -> None:
-        """From one draft, of any request."""
-        self.count = min(MOST_DRAFTS, self.known(step) + 1.0)
+    def learn(self, gain_at: Callable[[float], float], row_price: float, step: int) -> None:
+        """From one draft of any request, of which the gain is known at each row price."""
+        self.count = min(LASTING / 2, self.known(step) + 1.0)
         self.step = step
         weight = 1.0 / self.count
-        off = gain(chances, row_price) - self.mean(row_price)
+        off = gain_at(row_price) - self.mean(row_price)
         self.spread += weight * (off * off - self.spread)
         for i, price in enumerate(ROW_PRICES[:-1]):
-            self.means[i] += weight * (gain(chances, price) - self.means[i])
+            self.means[i] += weight * (gain_at(price) - self.means[i])
 
     def learn_of(self, request_id: str, value: float, step: int) -> None:
         """The gain of this request's newest draft."""
@@ -60,7 +52,7 @@ class Gain:
         if own is None:
             self.requests[request_id] = RequestGain(value, step)
             return
-        own.count = min(4.0, own.count * 0.5 ** ((step - own.step) / PASSAGE_STEPS) + 1.0)
+        own.count = min(4.0, own.count * 0.5 ** ((step - own.step) / PASSAGE) + 1.0)
         own.value += (value - own.value) / own.count
         own.step = step
 
@@ -75,7 +67,7 @@ class Gain:
 
     def known(self, step: int) -> float:
         """Drafts that the means count for, by now."""
-        return self.count * 0.5 ** ((step - self.step) / LASTING_STEPS)
+        return self.count * float(0.5 ** ((step - self.step) / LASTING))
 
     def deviation(self, step: int) -> tuple[float, float]:
         """Of the mean, and of a single request from it."""
@@ -88,7 +80,7 @@ class Gain:
         own = self.requests.get(request_id)
         if own is None:
             return mean, deviation
-        weight = own.count / (own.count + 1.0) * 0.5 ** ((step - own.step) / PASSAGE_STEPS)
+        weight = own.count / (own.count + 1.0) * 0.5 ** ((step - own.step) / PASSAGE)
         return mean + weight * (own.value - mean), deviation * math.sqrt(1.0 - weight * weight)
 
 
@@ -100,11 +92,12 @@ class Bucket:
     run_s: float = 0.0
     lost_s: float = 0.0  # of the run so far, as expected when it was spent
 
-    def earn(self, elapsed_s: float) -> None:
+    def earn(self, elapsed_s: float, step_s: float) -> None:
         at_start_s = max(0.0, min(elapsed_s, START_S - self.run_s))
         self.run_s += elapsed_s
         self.saved_s += SHARE * elapsed_s + (START_SHARE - SHARE) * at_start_s
-        self.saved_s = min(self.saved_s, max(SHARE * SAVED_S, START_SHARE * START_S))
+        # No more is saved than a few steps take: an engine that ran for hours must not spend its share at once.
+        self.saved_s = min(self.saved_s, 2.0 * TRIED * step_s)
 
     def pay(self, seconds: float) -> None:
         self.saved_s -= seconds

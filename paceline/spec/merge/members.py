@@ -86,9 +86,7 @@ class Members:
     def _limited(self, name: str, budgets: Sequence[Budget]) -> list[Budget]:
         """What the member may draft, by its own configuration too."""
         most, deepest, *_ = self.limits[name]
-        return [
-            Budget(min(nodes, most), min(depth, deepest), *min_probs) for nodes, depth, *min_probs in budgets
-        ]
+        return [Budget(min(nodes, most), min(depth, deepest), *min_probs) for nodes, depth, *min_probs in budgets]
 
     def _spent(self, name: str, begin_s: float) -> float:
         spent_s = self.clock() - begin_s

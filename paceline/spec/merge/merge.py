@@ -232,6 +232,9 @@ class MergeProposer(Proposer):
 def side_by_side(trees: dict[str, DraftTree], budget: Budget) -> DraftTree:
     """The trees under one root, nothing joined. A fixed draft's q is the point mass on its token."""
     probs = [tree.draft_probs for tree in trees.values() if tree.draft_probs is not None]
+    if len(trees) == 1:
+        [(name, tree)] = trees.items()
+        return tree.by(name).cut(budget.num_nodes)
     token_ids: list[int] = []
     parents: list[int] = []
     members: list[tuple[str, ...]] = []

@@ -11,6 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from paceline.spec.auto.members import MemberChoice
+from paceline.spec.auto.select import LEAST_CHANCE, above_bar, path_chances, select, shifted
 
 from paceline.bench.replay.recording import Recorded
 from paceline.bench.replay.replay import Replay, ReplayResult
@@ -20,8 +22,6 @@ from paceline.lab.live_pass_cost import PassCostModel
 from paceline.lab.pass_cost import PassCost
 from paceline.spec.auto.controller import AutoProposer
 from paceline.spec.auto.cost import calibrate
-from paceline.spec.auto.members import MemberChoice
-from paceline.spec.auto.select import LEAST_CHANCE, above_bar, path_chances, select, shifted
 from paceline.spec.merge.merge import MergeProposer
 from paceline.spec.proposer import StepContext
 from tests.toy import run_all, toy_core, toy_request

@@ -4,7 +4,6 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.core.tree import DraftTree
 from paceline.spec.auto.members import (
     FIRST_PAUSE,
     MOST_SKIPPED,
@@ -14,6 +13,8 @@ from paceline.spec.auto.members import (
     WORTHWHILE,
     MemberChoice,
 )
+
+from paceline.core.tree import DraftTree
 from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, StepContext
 
 TOKEN_S, ROW_S, STEP_S = 0.010, 0.0005, 0.011
