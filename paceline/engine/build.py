@@ -18,8 +18,8 @@ from paceline.engine.scheduler import SchedulerConfig
 from paceline.models.loader import LoadedModel, load_model
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.static_inputs import PassRoom
-from paceline.spec.auto.default_members import CANNOT_BUILD
 from paceline.spec.config.speculative_config import SpeculativeConfig
+from paceline.spec.default_members import CANNOT_BUILD
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.speculator import Speculator
 from paceline.verifiers import Verifier, make_verifier

@@ -1,10 +1,11 @@
 """What things cost, measured: a drafter's call whenever it is made, and the present price of a second in tokens.
 
-What a pass costs is in lab/live_pass_cost.py. A drafter's price is never inferred from what it reads or is built of: the
-same method may be nearly free in one engine and take half of a step in another.
+What a pass costs is in lab/live_pass_cost.py. A drafter's price is never inferred from what it reads or is built of:
+the same method may be nearly free in one engine and take half of a step in another.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from paceline.spec.auto.constants import LASTING, PASSAGE
 
@@ -38,6 +39,11 @@ class DrafterCost:
             sums[:] = [CALL_MEMORY * old + one for old, one in zip(sums, new, strict=True)]
         self.num_learned += 1
 
+    def restore(self, sums: Sequence[float]) -> None:
+        """All calls of another run weigh as much as one of this."""
+        self.calls, self.levels = [one / sums[0] for one in sums[:5]], [one / sums[5] for one in sums[5:]]
+        self.num_learned = 1
+
     def parts(self, unit_s: float) -> tuple[float, float]:
         """Seconds of a call, and of each request in it."""
         call, each = self._line(self.calls)
@@ -62,6 +68,17 @@ class DrafterCost:
         if start < 0.0:
             return 0.0, ns / nn
         return (start, slope) if slope > 0.0 else (s / weight, 0.0)
+
+
+class Market(NamedTuple):
+    """Today's prices."""
+
+    step: int
+    num_requests: int  # in the next pass
+    unit_s: float  # a pass of one row
+    plain_s: float  # the next pass without drafts
+    tokens_per_s: float
+    row_price: float  # tokens that the time of one more row is worth
 
 
 class Price:

@@ -7,24 +7,12 @@ from typing import Any, NamedTuple
 from paceline.core.request import Request
 from paceline.spec.auto.acceptance import Acceptance
 from paceline.spec.auto.constants import PASSAGE
-from paceline.spec.auto.cost import DrafterCost
+from paceline.spec.auto.cost import DrafterCost, Market
 from paceline.spec.auto.explore import Gain
-from paceline.spec.auto.memory import numbers
+from paceline.spec.kept_state import numbers
 from paceline.spec.proposer import Proposer
 
-FOR_NOW = 1 << 60
-
-
-@dataclass(slots=True)
-class Market:
-    """Today's prices."""
-
-    step: int
-    num_requests: int  # in the next pass
-    unit_s: float  # a pass of one row
-    plain_s: float  # the next pass without drafts
-    tokens_per_s: float
-    row_price: float  # tokens that the time of one more row is worth
+FOR_NOW = 1 << 60  # no step comes later
 
 
 class Expectation(NamedTuple):
@@ -32,28 +20,28 @@ class Expectation(NamedTuple):
 
     request: int  # its index in the step
     mean: float
-    deviation: float
+    most: float  # a standard deviation more
 
 
-@dataclass(slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What was decided about a drafter, in tokens per step."""
 
     decision: str = "not asked"  # "asked", "tried", "not asked"
     num_requests: int = 0
     gain: float = 0.0  # expected
     most: float = 0.0  # its upper bound
-    price: float = 0.0
     seconds: float = 0.0
     tokens_per_s: float = 0.0
 
+    @property
+    def price(self) -> float:
+        return self.seconds * self.tokens_per_s
+
     def __str__(self) -> str:
-        worth = f"{self.price:.2f} that {1e3 * self.seconds:.2f} ms are worth at {self.tokens_per_s:.0f} tokens/s"
-        if self.decision == "asked":
-            return f"asked: {self.gain:.2f} tokens expected > {worth}"
+        worth = f"{self.price:.2f} that its {1e3 * self.seconds:.2f} ms are worth at {self.tokens_per_s:.0f} tokens/s"
         if self.decision == "tried":
-            return f"tried: {self.gain:.2f} tokens expected, but it may be {self.most:.2f} > {worth}"
-        return f"not asked: {self.gain:.2f} tokens expected < {worth}"
+            return f"tried: {self.gain:.2f} tokens expected, but it may be {self.most:.2f}, against {worth}"
+        return f"{self.decision}: {self.gain:.2f} tokens expected {'>' if self.decision == 'asked' else '<'} {worth}"
 
 
 @dataclass(slots=True)
@@ -81,18 +69,13 @@ class Drafter:
         return step <= self.told_until
 
     def is_ready(self, step: int) -> bool:
-        """Without the context of its last passages it drafts badly, and would be judged by that."""
+        """Without the context of the last passage it drafts badly, and would be judged by that."""
         return not self.watches or (self.is_told(step) and step - self.told_since >= PASSAGE)
 
     def keep_told(self, step: int, num_steps: int) -> None:
         if not self.is_told(step):
             self.told_since = step
         self.told_until = step + num_steps if self.told_until == FOR_NOW else max(self.told_until, step + num_steps)
-
-    def rule_out(self, step: int) -> None:
-        """A trial could not pay at these prices."""
-        if self.told_until == FOR_NOW:
-            self.told_until = step
 
     def expectations(self, requests: Sequence[Request], market: Market) -> list[Expectation]:
         """What asking brings, for each request that it can draft for."""
@@ -102,7 +85,7 @@ class Drafter:
         for i, request in enumerate(requests):
             if self.proposer.can_draft(request):
                 expected, deviation = self.gain.expect(request.request_id, mean, of_one, market.step)
-                found.append(Expectation(i, expected, (deviation * deviation + of_mean * of_mean) ** 0.5))
+                found.append(Expectation(i, expected, expected + (deviation * deviation + of_mean * of_mean) ** 0.5))
         return found
 
     def forget(self, request_id: str) -> None:
@@ -111,34 +94,27 @@ class Drafter:
 
     def state(self) -> dict[str, list[float]]:
         """What is kept for the next start."""
-        gain = self.gain
         return {
             "acceptance": self.acceptance.estimate.state(),
-            "gain": [*gain.means, gain.spread, gain.count],
+            "gain": [*self.gain.means, self.gain.spread, self.gain.count],
             "cost": [*self.cost.calls, *self.cost.levels],
             "first_chance": [self.first_chance],
         }
 
     def restore(self, known: Any) -> None:
         """Nothing of it where anything of it is wrong."""
-        if not isinstance(known, dict) or self.num_asked:
+        if not isinstance(known, dict):
             return
-        sizes = {name: len(one) for name, one in self.state().items()}
-        found = {name: numbers(known.get(name), size) for name, size in sizes.items()}
-        acceptance, gain, cost, chance = (found[name] for name in sizes)
-        if acceptance is None or gain is None or cost is None or chance is None:
+        found = [numbers(known.get(name), len(one)) for name, one in self.state().items()]
+        acceptance, gain, cost, first = found
+        if acceptance is None or gain is None or cost is None or first is None:
             return
-        *means, spread, count = gain
-        if min(means) < 0.0 or min(spread, count) < 0.0 or min(cost) < 0.0 or cost[0] <= 0.0 or not 0 <= chance[0] <= 1:
+        if min(*gain, *cost, *first, 1.0 - first[0]) < 0.0 or min(cost[0], cost[5]) <= 0.0:
             return
         self.acceptance.estimate.restore(acceptance)
-        self.gain.means, self.gain.spread, self.gain.count = means, spread, min(count, float(PASSAGE))
-        half = len(cost) // 2
-        # A call of the last run weighs as much as one call of this one.
-        self.cost.calls = [one / cost[0] for one in cost[:half]]
-        self.cost.levels = [one / max(cost[half], 1e-9) for one in cost[half:]]
-        self.cost.num_learned = 1
-        self.first_chance = chance[0]
+        self.gain.restore(gain)
+        self.cost.restore(cost)
+        self.first_chance = first[0]
 
     def report(self) -> dict[str, Any]:
         verdict = self.verdict

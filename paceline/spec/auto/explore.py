@@ -11,7 +11,7 @@ the bucket, the best upper bound per second first, and as soon as the bucket hol
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.spec.auto.constants import FIRST_SPREAD, LASTING, PASSAGE, SHARE, START_S, START_SHARE, TRIED
@@ -35,6 +35,10 @@ class Gain:
     count: float = 0.0  # drafts that this comes from, the old ones counting less
     step: int = 0  # of the last draft
     requests: dict[str, RequestGain] = field(default_factory=dict)
+
+    def restore(self, known: Sequence[float]) -> None:
+        *self.means, self.spread, count = known
+        self.count = min(count, float(PASSAGE))  # what another run showed is soon outweighed
 
     def learn(self, gain_at: Callable[[float], float], row_price: float, step: int) -> None:
         """From one draft of any request, of which the gain is known at each row price."""

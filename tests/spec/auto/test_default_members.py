@@ -11,9 +11,9 @@ from paceline.errors import InvalidOptionError, ModelLoadError
 from paceline.llm import LLM
 from paceline.models.loader import LoadedModel
 from paceline.spec.auto.controller import AutoProposer
-from paceline.spec.auto.default_members import EAGLE3_SIZE, available_members
 from paceline.spec.config.request_choice import choose
 from paceline.spec.config.speculative_config import SpeculativeConfig
+from paceline.spec.default_members import EAGLE3_SIZE, available_members
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.methods import TRAINING_FREE, build_proposer
 from paceline.spec.proposer import Budget, Proposer
@@ -55,7 +55,7 @@ def test_a_shipped_drafter_that_cannot_be_built_is_left_out(
             raise error
         return build_proposer(method, *arguments)
 
-    monkeypatch.setattr("paceline.spec.auto.default_members._has_shipped", lambda kind, services: True)
+    monkeypatch.setattr("paceline.spec.default_members._has_shipped", lambda kind, services: True)
     monkeypatch.setattr("paceline.spec.methods.build_proposer", build_others)
     with caplog.at_level(logging.WARNING, logger="paceline"):
         llm = LLM(toy_model(), **LIMITS)

@@ -1,4 +1,4 @@
-"""What `auto` learned, kept on disk for the next start: per model, drafter and machine, numbers only, no text.
+"""What drafting taught an engine, kept on disk for the next start: per model and machine, numbers only, no text.
 
 A file of a few kilobytes in the cache folder. Whatever is wrong with it (damaged, another version, another machine, a
 folder that cannot be written) is the same as not having it: the engine starts from plain decoding. What it says is
@@ -27,7 +27,7 @@ VERSION = 1  # of the file; raise it when its numbers mean something else
 MOST_BYTES = 1 << 16
 
 
-def memory_path(services: EngineParts) -> Path | None:
+def state_path(services: EngineParts) -> Path | None:
     """Where this model on this machine has its file; None where nothing is to be kept."""
     if services.decoder is None or os.environ.get(VARIABLE, "").lower() in ("off", "0", "false"):
         return None

@@ -1,12 +1,10 @@
 """A linear estimate that is learned one observation at a time, and knows how uncertain each of its weights is.
 
 A Kalman filter with a diagonal covariance. What was learned ages: the variances grow with each observation, so that one
-half-life of observations later the old ones count half. Costs and acceptance are both learned with it.
+half-life of observations later the old ones count half.
 """
 
 from collections.abc import Sequence
-
-from paceline.spec.auto.constants import LASTING
 
 
 class Estimate:
@@ -25,7 +23,7 @@ class Estimate:
     def variance(self, features: Sequence[float]) -> float:
         return sum([one * feature * feature for one, feature in zip(self.variances, features, strict=True)])
 
-    def learn(self, features: Sequence[float], error: float, noise: float, half_life: float = LASTING) -> None:
+    def learn(self, features: Sequence[float], error: float, noise: float, half_life: float) -> None:
         """`error`: what was seen less what was expected; `noise`: variance of what is seen."""
         growth = 2.0 ** (1.0 / half_life)
         spread = self.variance(features) * growth
