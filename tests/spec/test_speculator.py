@@ -91,10 +91,10 @@ def test_the_clock_reaches_members_too() -> None:
     for method in ("merge", "auto"):
         spec = speculator({"method": method, "members": ["ngram"]})
         proposer = spec.proposers[method]
-        merged = proposer if method == "merge" else proposer.drafters  # type: ignore[attr-defined]
-        merged.members["ngram"] = Timed(0)  # type: ignore[attr-defined]
+        members = proposer.members  # type: ignore[attr-defined]
+        members.proposers["ngram"] = Timed(0)
         spec.use_clock(lambda: 7.0)
-        assert merged.usefulness.clock() == 7.0  # type: ignore[attr-defined]
+        assert members.clock() == 7.0
     assert len(given) == 2
 
 

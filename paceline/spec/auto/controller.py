@@ -63,6 +63,7 @@ class AutoProposer(Proposer):
         self._drafts: dict[str, Draft] = {}  # request id -> what was drafted for it last
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
         self._step_s = self._drafting_s = self._own_s = 0.0  # of the last pass; of all after it; and of all steps
+        self._beside_s = 0.0  # own time of a step in which somebody was asked, for each of them
         self._learns = True
         self._num_to_skip = self._num_skipped = 0
         self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0}
@@ -166,6 +167,9 @@ class AutoProposer(Proposer):
         self._handed_over_s = self.clock()
         self._drafting_s = self._handed_over_s - begin_s
         self._own_s += self._drafting_s - draft_s
+        num_asked = sum([one.verdict.num_requests > 0 for one in self.drafters.values()])
+        if num_asked:
+            self._beside_s += ((self._drafting_s - draft_s) / num_asked - self._beside_s) / PASSAGE
         return offered
 
     def _begin_step(self) -> None:
@@ -214,7 +218,8 @@ class AutoProposer(Proposer):
                 drafter.gain.learn(gain_at, market.row_price, market.step)
             drafts.append(draft)
         deepest = max([draft.depth for draft in drafts if draft is not None], default=0)
-        drafter.cost.learn(spent_s + drafter.told_s, len(requests), deepest, market.unit_s)
+        beside_s = drafter.told_s + self._beside_s  # rating and choosing are part of the price
+        drafter.cost.learn(spent_s + beside_s, len(requests), deepest, market.unit_s)
         drafter.num_asked += 1
         self._totals["asked"] += len(requests)
         return drafts, spent_s

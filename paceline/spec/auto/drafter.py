@@ -13,6 +13,7 @@ from paceline.spec.kept_state import numbers
 from paceline.spec.proposer import Proposer
 
 FOR_NOW = 1 << 60  # no step comes later
+LONGEST = 16  # tokens of a draft, each certain: more than a row's price is no drafter's gain
 
 
 class Expectation(NamedTuple):
@@ -81,11 +82,13 @@ class Drafter:
         """What asking brings, for each request that it can draft for."""
         mean = self.gain.mean(market.row_price)
         of_mean, of_one = self.gain.deviation(market.step)
+        at_best = max(0.0, 1.0 - market.row_price) * LONGEST
         found = []
         for i, request in enumerate(requests):
             if self.proposer.can_draft(request):
                 expected, deviation = self.gain.expect(request.request_id, mean, of_one, market.step)
-                found.append(Expectation(i, expected, expected + (deviation * deviation + of_mean * of_mean) ** 0.5))
+                most = expected + (deviation * deviation + of_mean * of_mean) ** 0.5
+                found.append(Expectation(i, expected, min(most, at_best)))
         return found
 
     def forget(self, request_id: str) -> None:

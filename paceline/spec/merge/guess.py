@@ -1,7 +1,7 @@
 """All that is known of a drafted node before it is verified, as one number: its *guess*.
 
-How sure its drafter is, how deep it lies, its rank among its siblings, and whether other drafters agree. What is learned
-of nodes is learned by guess, and a chance is looked up and not computed.
+How sure its drafter is, how deep it lies, its rank among its siblings, and whether other drafters agree. What is
+learned of nodes is learned by guess, so that a chance is looked up and not computed.
 """
 
 import math

@@ -30,7 +30,7 @@ def auto_of(llm: LLM) -> AutoProposer:
 
 def test_without_a_configuration_auto_uses_the_methods_that_work_on_any_target() -> None:
     llm = LLM(toy_model(), **LIMITS)
-    assert tuple(auto_of(llm).drafters.members) == TRAINING_FREE
+    assert tuple(auto_of(llm).members.proposers) == TRAINING_FREE
     plain = LLM(toy_model(), {"method": "none"}, **LIMITS)
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=60, ignore_eos=True)
     tokens = [engine.generate("abcabcabc", params)[0].outputs[0].token_ids for engine in (llm, plain)]
@@ -59,7 +59,7 @@ def test_a_shipped_drafter_that_cannot_be_built_is_left_out(
     monkeypatch.setattr("paceline.spec.methods.build_proposer", build_others)
     with caplog.at_level(logging.WARNING, logger="paceline"):
         llm = LLM(toy_model(), **LIMITS)
-    assert tuple(auto_of(llm).drafters.members) == TRAINING_FREE
+    assert tuple(auto_of(llm).members.proposers) == TRAINING_FREE
     (warning,) = caplog.records
     assert warning.message == f"auto drafts without the shipped drafter, which does not work here ({error})"
 
