@@ -36,6 +36,11 @@ class Estimate:
             self.variances[i] = doubt
         self.num_learned += 1
 
+    def age(self, num_observations: float, half_life: float) -> None:
+        """As if so many observations had been missed."""
+        growth = 2.0 ** max(0.0, min(60.0, num_observations / half_life))
+        self.variances = [min(most, one * growth) for most, one in zip(self._most, self.variances, strict=True)]
+
     def state(self) -> list[float]:
         """To be kept, and given to `restore` of another one."""
         return [*self.weights, *self.variances]

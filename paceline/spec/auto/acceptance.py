@@ -22,6 +22,11 @@ class Acceptance:
         self._requests: dict[str, Estimate] = {}
         self._odds: dict[int, float] = {}  # guess -> odds, as of the last refresh
 
+    @property
+    def is_new(self) -> bool:
+        """Is every outcome still news?"""
+        return self.estimate.num_learned < LASTING // 2
+
     def odds(self, guess: int) -> float:
         """For a request like any other."""
         odds = self._odds.get(guess)
@@ -54,8 +59,7 @@ class Acceptance:
             error, noise = (hit - chance) / information, 1.0 / information
             self.estimate.learn(features, error, noise + own.variances[0], LASTING)
             own.learn((1.0,), error, noise, PASSAGE)
-            num_learned = self.estimate.num_learned
-            if num_learned < LASTING // 4 or num_learned % (LASTING // 4) == 0:  # they change slowly by then
+            if self.is_new or self.estimate.num_learned % (LASTING // 4) == 0:  # later they change slowly
                 self._odds.clear()
 
     def forget(self, request_id: str) -> None:

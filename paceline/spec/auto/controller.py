@@ -145,6 +145,8 @@ class AutoProposer(Proposer):
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
+        if not step.requests:
+            return []
         begin_s = self.clock()
         self._begin_step()
         market = self._market(step)
@@ -179,7 +181,8 @@ class AutoProposer(Proposer):
         self._reasons["skipped"] += skipped
         self.bucket.earn(skipped * self._step_s, self._step_s)
         self.price.learn(1.0, 1.0, skipped)
-        self._learns = skipped > 0 or self._step < LASTING // 4 or self._step % LEARN_EVERY == 0
+        is_new = any(one.verdict.num_requests and one.acceptance.is_new for one in self.drafters.values())
+        self._learns = is_new or skipped > 0 or self._step % LEARN_EVERY == 0
         self._save()
 
     def _market(self, step: StepContext) -> Market:
@@ -205,6 +208,7 @@ class AutoProposer(Proposer):
             brings_much = own is not None and own.value > 2.0  # only then a large tree is worth rating
             nodes = budget.num_nodes if brings_much else min(FEW_NODES, budget.num_nodes)
             given.append(Budget(nodes, budget.max_depth, *floors))
+        drafter.acceptance.estimate.age(market.step - drafter.gain.step - LEARN_EVERY, LASTING)
         trees, spent_s = self.members.ask(drafter.name, step, given)
         drafts: list[Draft | None] = []
         for request, tree in zip(requests, trees, strict=True):
@@ -215,7 +219,7 @@ class AutoProposer(Proposer):
             gain_at: Callable[[float], float] = _no_gain if draft is None else draft.gain
             drafter.gain.learn_of(name, gain_at(market.row_price), market.step)
             if self._learns or drafter.verdict.decision == "tried":
-                drafter.gain.learn(gain_at, market.row_price, market.step)
+                drafter.gain.learn(gain_at, market.row_price, market.step, drafter.acceptance.is_new)
             drafts.append(draft)
         deepest = max([draft.depth for draft in drafts if draft is not None], default=0)
         beside_s = drafter.told_s + self._beside_s  # rating and choosing are part of the price

@@ -40,9 +40,10 @@ class Gain:
         *self.means, self.spread, count = known
         self.count = min(count, float(PASSAGE))  # what another run showed is soon outweighed
 
-    def learn(self, gain_at: Callable[[float], float], row_price: float, step: int) -> None:
-        """From one draft of any request, of which the gain is known at each row price."""
-        self.count = min(LASTING / 2, self.known(step) + 1.0)
+    def learn(self, gain_at: Callable[[float], float], row_price: float, step: int, is_new: bool) -> None:
+        """From one draft of any request, of which the gain is known at each row price. `is_new`: so is its drafter, and
+        what its last drafts were thought to bring is soon out of date."""
+        self.count = min(PASSAGE if is_new else LASTING / 2, self.known(step) + 1.0)
         self.step = step
         weight = 1.0 / self.count
         off = gain_at(row_price) - self.mean(row_price)

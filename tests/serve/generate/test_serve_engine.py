@@ -66,7 +66,9 @@ def test_what_auto_decided_is_in_the_metrics_and_on_the_page() -> None:
     assert all('method="auto"' in line and 'decision="' in line and 'reason="' in line for line in counted)
     assert sum(float(line.split()[-1]) for line in counted) == decisions["steps"] > 0
     assert any('spec_decode_member_asked_total{member="suffix",method="auto",model_name="fake"}' in x for x in lines)
-    assert decisions["members"]["suffix"]["state"] == "cheap" and decisions["last_decision"]
+    suffix = decisions["members"]["suffix"]
+    assert suffix["state"] in ("asked", "tried", "not asked") and decisions["last_decision"]
+    assert suffix["reason"].startswith(suffix["state"]) and "tokens expected" in suffix["reason"]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -41,7 +41,7 @@ def _replay(kinds: Sequence[str], cost: PassCost, concurrency: int, **options: o
 @pytest.mark.parametrize("concurrency", [1, 8])
 def test_it_speculates_where_it_pays(concurrency: int) -> None:
     result = _replay(["loop"] * concurrency, CHEAP_ROWS, concurrency)
-    assert result.speedup > (4.0 if concurrency == 1 else 1.5)
+    assert result.speedup > (3.5 if concurrency == 1 else 1.5)  # it begins with plain decoding
 
 
 @pytest.mark.parametrize("concurrency", [1, 8])
