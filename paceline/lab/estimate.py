@@ -50,4 +50,4 @@ class Estimate:
         count = len(self.weights)
         self.weights = list(state[:count])
         known = zip(self._most, state[count:], strict=True)
-        self.variances = [min(most, max(4.0 * one, 0.01 * most)) for most, one in known]
+        self.variances = [min(most, 16.0 * one) for most, one in known]

@@ -30,7 +30,7 @@ class DrafterCost:
         call, each = self._line(self.calls)
         expected = call + each * num_requests
         if self.num_learned > 2:  # one stall must not look like a price; what is really so expensive shows it again
-            passes = min(passes, 0.05 + 2.0 * expected)
+            passes = min(passes, 0.05 + 4.0 * expected)
         elif not self.num_learned:  # only the proportions of what was believed before are kept
             for sums in (self.calls, self.levels):
                 sums[3:] = [one * passes / expected for one in sums[3:]]
