@@ -248,8 +248,7 @@ def test_a_broken_member_costs_only_its_own_drafts(method: str, breaks: str) -> 
     (truth,) = run_all(toy_core(), [toy_request("plain", prompt, 60, **options)])
     core = toy_core({"method": method, "members": ["ngram", "suffix"]})
     proposer: Any = core.speculator.proposers[method]
-    merged = proposer.drafters if method == "auto" else proposer
-    merged.members["ngram"] = BrokenDrafter(breaks)
+    proposer.members.proposers["ngram"] = BrokenDrafter(breaks)
     request = toy_request("a", prompt, 60, **options)
     assert run_all(core, [request]) == [truth]
     figures = core.speculator.stats()[method]
