@@ -25,7 +25,7 @@ class Acceptance:
     @property
     def is_new(self) -> bool:
         """Is every outcome still news?"""
-        return self.estimate.num_learned < LASTING // 2
+        return self.estimate.num_learned < LASTING // 4
 
     def odds(self, guess: int) -> float:
         """For a request like any other."""
@@ -59,8 +59,9 @@ class Acceptance:
             error, noise = (hit - chance) / information, 1.0 / information
             self.estimate.learn(features, error, noise + own.variances[0], LASTING)
             own.learn((1.0,), error, noise, PASSAGE)
-            if self.is_new or self.estimate.num_learned % (LASTING // 4) == 0:  # later they change slowly
-                self._odds.clear()
+        num_learned = self.estimate.num_learned
+        if self.is_new or num_learned // PASSAGE != (num_learned - len(outcomes)) // PASSAGE:  # later they change slowly
+            self._odds.clear()
 
     def forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)

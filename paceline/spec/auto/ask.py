@@ -27,8 +27,8 @@ class Asking:
         options: list[tuple[float, float, int, str]] = []
         for name, plan in self._plans.items():
             drafter = self._drafters[name]
-            # The first time of all it is asked once, for one request: its price is not known.
-            most, steps = (TRIED, TRIED) if drafter.watches and drafter.num_asked else (1, 1)
+            # At first it is asked once, for one request: its price is not known.
+            most, steps = (TRIED, TRIED) if drafter.watches and drafter.num_asked >= TRIED else (1, 1)
             call_s, each_s = drafter.cost.parts(market.unit_s)
             _, others = _worth_asking(plan, None, call_s, each_s, market.tokens_per_s)
             if drafter.paid_until >= market.step or not others:
@@ -61,16 +61,20 @@ class Asking:
         """Requests that it is asked for. `rest`: the chance that no drafter asked before has their next token."""
         plan, rate = self._plans[drafter.name], market.tokens_per_s
         call_s, each_s = drafter.cost.parts(market.unit_s)
-        if drafter.watches and _worth_asking(plan, None, call_s, each_s, rate)[0]:
+        wanted = bool(_worth_asking(plan, None, call_s, each_s, rate)[0])
+        if drafter.watches and wanted:
             drafter.keep_told(market.step, PASSAGE)
         asked, others = _worth_asking(plan, rest, call_s, each_s, rate)
         decision = "asked" if asked else "not asked"
-        if drafter.name in self._tried or drafter.paid_until >= market.step:
+        is_ready = drafter.is_ready(market.step)
+        if is_ready and (drafter.name in self._tried or drafter.paid_until >= market.step):
             added = self._try(drafter, others, rest, market, bool(asked))
             decision = "tried" if added and not asked else decision
             asked = asked + added
-        if not drafter.is_ready(market.step):
+        if not is_ready:
             asked = []
+        if drafter.watches and not wanted:
+            self._bucket.pay(drafter.told_s)
         judged = asked or plan
         gain, most = sum([one.mean * rest[one.request] for one in judged]), sum([one.most for one in judged])
         drafter.verdict = Verdict(decision, len(asked), gain, most, call_s + each_s * len(judged), rate)
@@ -81,9 +85,9 @@ class Asking:
     ) -> list[Expectation]:
         """Whom it is asked for out of the bucket, the best upper bound first."""
         call_s, each_s = drafter.cost.parts(market.unit_s)
-        price = market.tokens_per_s * each_s if drafter.num_asked else 0.0  # not known yet
+        price = market.tokens_per_s * each_s if drafter.num_asked >= TRIED else 0.0  # not known before
         if drafter.watches:
-            others = others[: 0 if is_asked else TRIED if drafter.num_asked else 1]
+            others = others[: 0 if is_asked else TRIED if drafter.num_asked >= TRIED else 1]
         added: list[Expectation] = []
         for one in sorted(others, key=lambda one: -one.most):
             loss_s = each_s - one.mean * rest[one.request] / market.tokens_per_s

@@ -152,7 +152,7 @@ class AutoProposer(Proposer):
         market = self._market(step)
         drafts: list[list[Draft]] = [[] for _ in step.requests]
         rest = [1.0] * len(step.requests)
-        self._asking.begin(step.requests, market, may_try=self._learns)
+        self._asking.begin(step.requests, market, may_try=self._learns and self.bucket.saved_s > 0.0)
         draft_s = 0.0
         for drafter in self.drafters.values():
             asked = self._asking.whom(drafter, rest, market)

@@ -7,7 +7,7 @@ the same method may be nearly free in one engine and take half of a step in anot
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from paceline.spec.auto.constants import LASTING, PASSAGE
+from paceline.spec.auto.constants import LASTING, PASSAGE, TRIED
 
 CALL_MEMORY = 0.5 ** (8.0 / LASTING)  # decay of a call's weight with each later one
 
@@ -29,11 +29,13 @@ class DrafterCost:
         passes = seconds / unit_s
         call, each = self._line(self.calls)
         expected = call + each * num_requests
-        if self.num_learned > 2:  # one stall must not look like a price; what is really so expensive shows it again
+        if self.num_learned >= TRIED:  # one stall must not look like a price; what is so expensive shows it again
             passes = min(passes, 0.05 + 4.0 * expected)
-        elif not self.num_learned:  # only the proportions of what was believed before are kept
+        elif not self.num_learned or passes < expected:  # of what was believed before, the proportions are kept
             for sums in (self.calls, self.levels):
-                sums[3:] = [one * passes / expected for one in sums[3:]]
+                sums[3:] = [one * passes / max(expected, 1e-9) for one in sums[3:]]
+        else:  # first calls take in prompts and wake caches: the least of them counts
+            passes = expected
         for sums, count in ((self.calls, num_requests), (self.levels, num_levels)):
             new = (1.0, count, count * count, passes, count * passes)
             sums[:] = [CALL_MEMORY * old + one for old, one in zip(sums, new, strict=True)]
@@ -42,7 +44,7 @@ class DrafterCost:
     def restore(self, sums: Sequence[float]) -> None:
         """All calls of another run weigh as much as one of this."""
         self.calls, self.levels = [one / sums[0] for one in sums[:5]], [one / sums[5] for one in sums[5:]]
-        self.num_learned = 1
+        self.num_learned = TRIED
 
     def parts(self, unit_s: float) -> tuple[float, float]:
         """Seconds of a call, and of each request in it."""
@@ -50,9 +52,9 @@ class DrafterCost:
         return call * unit_s, each * unit_s
 
     def least_s(self, num_requests: int, unit_s: float) -> float:
-        """What asking for so many may take at least: before anything was measured, nearly nothing."""
+        """What asking for so many may take at least: before some calls were made, nearly nothing."""
         call_s, each_s = self.parts(unit_s)
-        return (call_s + each_s * num_requests) * (1.0 if self.num_learned else 0.1)
+        return (call_s + each_s * num_requests) * (1.0 if self.num_learned >= TRIED else 0.1)
 
     def level_s(self, num_requests: int, unit_s: float) -> float:
         """What one more level takes, for each of so many requests."""

@@ -93,16 +93,15 @@ class Gain:
 class Bucket:
     """Seconds that may be lost on finding out."""
 
-    saved_s: float = 0.0
+    saved_s: float = START_SHARE * START_S
     run_s: float = 0.0
     lost_s: float = 0.0  # of the run so far, as expected when it was spent
 
     def earn(self, elapsed_s: float, step_s: float) -> None:
-        at_start_s = max(0.0, min(elapsed_s, START_S - self.run_s))
         self.run_s += elapsed_s
-        self.saved_s += SHARE * elapsed_s + (START_SHARE - SHARE) * at_start_s
+        self.saved_s += SHARE * elapsed_s
         # No more is saved than a few steps take: an engine that ran for hours must not spend its share at once.
-        self.saved_s = min(self.saved_s, 2.0 * TRIED * step_s)
+        self.saved_s = min(self.saved_s, max(START_SHARE * START_S, 2.0 * TRIED * step_s))
 
     def pay(self, seconds: float) -> None:
         self.saved_s -= seconds

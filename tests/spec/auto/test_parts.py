@@ -121,7 +121,7 @@ def test_the_bucket_never_pays_more_than_its_share() -> None:
         bucket.earn(0.006, 0.006)
         if bucket.saved_s > 0.003:
             bucket.pay(0.003)
-    assert bucket.lost_s <= SHARE * bucket.run_s + (START_SHARE - SHARE) * START_S
+    assert bucket.lost_s <= SHARE * bucket.run_s + START_SHARE * START_S
     assert bucket.lost_s > 0.9 * SHARE * bucket.run_s
     bucket.earn(3600.0, 0.006)
     assert bucket.saved_s < 0.1  # what was saved in an hour is not spent at once
