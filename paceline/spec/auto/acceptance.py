@@ -60,7 +60,9 @@ class Acceptance:
             self.estimate.learn(features, error, noise + own.variances[0], LASTING)
             own.learn((1.0,), error, noise, PASSAGE)
         num_learned = self.estimate.num_learned
-        if self.is_new or num_learned // PASSAGE != (num_learned - len(outcomes)) // PASSAGE:  # later they change slowly
+        if (
+            self.is_new or num_learned // PASSAGE != (num_learned - len(outcomes)) // PASSAGE
+        ):  # later they change slowly
             self._odds.clear()
 
     def forget(self, request_id: str) -> None:

@@ -13,13 +13,20 @@ from paceline.spec.auto.explore import Bucket
 class Asking:
     def __init__(self, drafters: Mapping[str, Drafter], bucket: Bucket) -> None:
         self._drafters, self._bucket = drafters, bucket
+        self._names: list[str] = []  # of the requests that the plans are for
         self._plans: dict[str, list[Expectation]] = {}
         self._tried: list[str] = []
         self.lacks_s = 0.0  # that the bucket lacks for what would be tried next
 
-    def begin(self, requests: Sequence[Request], market: Market, may_try: bool) -> None:
-        self._plans = {name: one.expectations(requests, market) for name, one in self._drafters.items()}
-        self._tried = self._what_to_try(market) if may_try else []
+    def begin(self, requests: Sequence[Request], market: Market, is_learned_from: bool) -> None:
+        """In steps that are not learned from, what was expected of the same requests a moment ago still holds."""
+        names = [request.request_id for request in requests]
+        self._tried = []
+        if is_learned_from or names != self._names:
+            self._names = names
+            self._plans = {name: one.expectations(requests, market) for name, one in self._drafters.items()}
+            if is_learned_from and self._bucket.saved_s > 0.0:
+                self._tried = self._what_to_try(market)
 
     def _what_to_try(self, market: Market) -> list[str]:
         """Drafters whose gain may be worth their time at best, the best per second lost first: as many as the bucket
@@ -60,6 +67,8 @@ class Asking:
     def whom(self, drafter: Drafter, rest: Sequence[float], market: Market) -> list[int]:
         """Requests that it is asked for. `rest`: the chance that no drafter asked before has their next token."""
         plan, rate = self._plans[drafter.name], market.tokens_per_s
+        if not plan:
+            return []
         call_s, each_s = drafter.cost.parts(market.unit_s)
         wanted = bool(_worth_asking(plan, None, call_s, each_s, rate)[0])
         if drafter.watches and wanted:

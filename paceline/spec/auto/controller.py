@@ -103,7 +103,7 @@ class AutoProposer(Proposer):
         if self._drafts:
             for verified in step.passes:
                 draft = self._drafts.pop(verified.request.request_id, None)
-                if draft is not None and self._learns:
+                if draft is not None and (self._learns or self._acceptance[draft.members[0][0]].is_new):
                     self._learn_outcomes(verified.request.request_id, draft, verified.new_token_ids)
         for request in step.gone:
             self._drafts.pop(request.request_id, None)
@@ -129,7 +129,7 @@ class AutoProposer(Proposer):
         self._step_s = elapsed_s
         if num_rows > count:
             self._drafted_in = self._step
-        if num_rows > count or self._learns:
+        if self._learns:
             self.cost.observe(num_rows, elapsed_s, count)
         seconds = self.cost.at(num_rows, count) + self._drafting_s
         self.price.learn(num_tokens / count, seconds / self.cost.at(count, count))
@@ -152,7 +152,7 @@ class AutoProposer(Proposer):
         market = self._market(step)
         drafts: list[list[Draft]] = [[] for _ in step.requests]
         rest = [1.0] * len(step.requests)
-        self._asking.begin(step.requests, market, may_try=self._learns and self.bucket.saved_s > 0.0)
+        self._asking.begin(step.requests, market, self._learns)
         draft_s = 0.0
         for drafter in self.drafters.values():
             asked = self._asking.whom(drafter, rest, market)
@@ -181,8 +181,7 @@ class AutoProposer(Proposer):
         self._reasons["skipped"] += skipped
         self.bucket.earn(skipped * self._step_s, self._step_s)
         self.price.learn(1.0, 1.0, skipped)
-        is_new = any(one.verdict.num_requests and one.acceptance.is_new for one in self.drafters.values())
-        self._learns = is_new or skipped > 0 or self._step % LEARN_EVERY == 0
+        self._learns = skipped > 0 or self._step < LASTING // 4 or self._step % LEARN_EVERY == 0
         self._save()
 
     def _market(self, step: StepContext) -> Market:
