@@ -2,12 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CLIENTS := .venv-clients
 PIP := PIP_CONSTRAINT=constraints.txt $(BIN)/pip --disable-pip-version-check -q
 
 # Two workers, each on its own half of the cores (tests/conftest.py); one that is done takes over tests of the other.
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-slow check format install clean sanitize
+.PHONY: demo test test-slow test-clients check format install clean sanitize
 
 demo: $(VENV)/.installed  ## plain decoding beside speculation, live, on the default model
 	@$(BIN)/paceline demo
@@ -17,6 +18,9 @@ test: $(VENV)/.dev
 
 test-slow: $(VENV)/.dev
 	$(BIN)/pytest -m "slow and not cuda" --timeout 3600
+
+test-clients: $(CLIENTS)/.installed  ## clients of the OpenAI API, from PyPI and npm, against the real server
+	$(CLIENTS)/bin/python -m pytest tests/clients
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -48,8 +52,18 @@ $(VENV)/.dev: $(SOURCES) | $(VENV)/bin/pip
 	@$(INSTALL) ".[dev]"
 	@touch $@ $(VENV)/.installed
 
+# Beside what the clients bring in their own versions it uses what .venv has.
+$(CLIENTS)/.installed: pyproject.toml tests/clients/node/package.json | $(VENV)/.dev
+	@echo "paceline: installing the clients"
+	@$(PYTHON) -m venv $(CLIENTS)
+	@ls -d $(CURDIR)/$(VENV)/lib/python*/site-packages > $$(ls -d $(CLIENTS)/lib/python*/site-packages)/venv.pth
+	@$(CLIENTS)/bin/pip --disable-pip-version-check -q install $$($(BIN)/python -c "import tomllib; \
+	    print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['clients'])")
+	@if command -v npm > /dev/null; then cd tests/clients/node && npm install --no-audit --no-fund --no-package-lock; fi
+	@touch $@
+
 sanitize: $(VENV)/.dev  ## the kernel tests under AddressSanitizer and UBSan
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh -c "$$($(BIN)/python -m paceline.ops.native.build --sanitize)"
 
 clean:
-	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CLIENTS) tests/clients/node/node_modules build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -23,7 +23,7 @@ from paceline.bench.run.provenance import provenance
 from paceline.core.packing import RequestRows, pack
 from paceline.models.aliases import SOURCE_FILE
 from paceline.models.decoder import Decoder
-from paceline.models.loader import load_config, load_tokenizer, load_weights
+from paceline.models.loading import load_config, load_tokenizer, load_weights
 from paceline.models.native import NativeDecoder
 from paceline.models.resolve import resolve_model
 

@@ -1,6 +1,6 @@
 """The fused decode kernels on a GPU: do they compute the right thing, the same bits at any batch size, and how fast.
 
-    python benchmarks/gpu_kernels.py [--models 135m,1.5b] [--only parity,bits,graph,kinds,tune] [--pdl off,on,prefetch]
+    python benchmarks/gpu_kernels.py [--models 135m,1.5b] [--only parity,bits,graph,kinds,draft,tune] [--pdl off,on]
     python benchmarks/gpu_kernels.py --tiny --device cpu      # rehearsal in Triton's interpreter, without a GPU
 
 Random weights of SmolLM2-135M's and Qwen2.5-1.5B's shape, context 320. Sections (each goes on when another fails):
@@ -10,6 +10,7 @@ Random weights of SmolLM2-135M's and Qwen2.5-1.5B's shape, context 320. Sections
 - graph: one pass with the choice of tokens, captured in a CUDA graph, per (requests x rows of each)
 - kinds: microseconds a kernel: each kind alone in a graph over all layers; "-kind" is a layer without that kind,
   so that `layer` less `-kind` is what the kind takes among the others
+- draft: a whole EAGLE-3 draft by batch and by kernel, and what the host spends on one
 - wide: one pass of many rows by rows of a program, outputs and warps: time, and whether the bits stay (ask for it)
 - tune: tiles per weight shape, and the steps of attention (long: ask for it)
 
@@ -32,6 +33,7 @@ if "--tiny" in sys.argv:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import torch
+from gpu_kernels_draft import draft_figures, make_drafter
 from gpu_kernels_setup import Clock, Room, capture, decode_pass, model_config, random_weights, read_bandwidth
 from gpu_kernels_tune import kind_launches, tune_attention, tune_products
 from torch import Tensor
@@ -42,12 +44,13 @@ from paceline.models.decoder import Decoder
 from paceline.models.fused_decoder import FusedDecoder, Tiles, attention_rows, model_tiles, wide_tiles
 from paceline.ops.triton.fused_head import RowNoise
 from paceline.ops.triton.product import NO_PDL, PDL, PDL_PREFETCH
+from paceline.ops.triton.tiles import ROWS
 
 CONTEXT = 320
 BUCKETS = [(1, 1), (1, 8), (1, 16), (1, 32), (8, 1), (8, 4), (32, 1), (32, 4), (128, 1), (128, 4)]
 ROW_COUNTS = [1, 2, 4, 8, 16, 64, 128, 512]
 PDL_LEVELS = {"off": NO_PDL, "on": PDL, "prefetch": PDL_PREFETCH}
-SECTIONS = ["parity", "bits", "graph", "kinds", "wide", "tune"]
+SECTIONS = ["parity", "bits", "graph", "kinds", "draft", "wide", "tune"]
 
 
 class ForcedCut(FusedDecoder):
@@ -55,7 +58,7 @@ class ForcedCut(FusedDecoder):
 
     def __init__(self, base: Decoder, row_tile: int, out: int, warps: int) -> None:
         super().__init__(base, row_tile=row_tile)
-        narrow = wide_tiles(base, self.tiles, 1)
+        narrow = self.tiles if row_tile == ROWS else wide_tiles(base, self.tiles, 1)
         self.forced = Tiles(
             *(
                 replace(tile, out=out, warps=warps)
@@ -254,13 +257,20 @@ class Bench:
                 print(f"  {'{}x{} pdl {}'.format(*bucket, pdl):20}{figures}", flush=True)
         return result
 
+    # draft
+
+    def draft(self) -> dict[str, Any]:
+        drafter = make_drafter(self.name, self.config, self.context, self.device, self.dtype)
+        pdls = {label: PDL_LEVELS[label] for label in self.args.pdl}
+        return draft_figures(drafter, Clock(self.device, 20, 3), pdls, self.bandwidth, self.tiny)
+
     # wide
 
     def wide(self) -> dict[str, Any]:
         """(rows of a program, outputs, warps) of all products at once; None: as the decoder chooses."""
         shapes = [None, (16, 32, 2), (32, 64, 2), (32, 64, 4), (32, 128, 4), (64, 32, 2), (64, 64, 2), (64, 128, 2)]
         result: dict[str, Any] = {}
-        counts = [(2, 3)] if self.tiny else [(128, 1), (64, 4), (128, 4)]
+        counts = [(2, 3)] if self.tiny else [(128, 1), (64, 4), (128, 4), (128, 8)]
         for bucket in counts:
             batch = self.batch(*bucket)
             expected = FusedDecoder(self.base, row_tile=16).forward(batch, self.room.kv.clone()).logits
@@ -291,7 +301,7 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="135m,1.5b")
-    parser.add_argument("--only", default="parity,bits,graph,kinds", help=f"of {','.join(SECTIONS)}")
+    parser.add_argument("--only", default="parity,bits,graph,kinds,draft", help=f"of {','.join(SECTIONS)}")
     parser.add_argument("--tune", action="store_true", help="the section tune as well")
     parser.add_argument("--shapes", default="", help="tune: only these of qkv,output,gate_up,down,head")
     parser.add_argument("--pdl", default=",".join(PDL_LEVELS))

@@ -19,7 +19,7 @@ from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_token
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
 from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
-from paceline.ops.triton.split_attention import AttentionScratch, Steps, split_tree_attention
+from paceline.ops.triton.split_attention import AttentionScratch, Programs, Steps, split_tree_attention
 from paceline.ops.triton.tiles import Tile
 
 Launch = Callable[[], None]
@@ -215,7 +215,8 @@ def tune_products(base: Decoder, clock: Clock, only: list[str], *, quick: bool) 
     return result
 
 
-def attention_launch(base: Decoder, batch: ForwardBatch, kv: Tensor, steps: Steps, parts: int) -> Launch:
+def attention_launch(base: Decoder, batch: ForwardBatch, kv: Tensor, steps: Steps, warps: int, parts: int) -> Launch:
+    """Row by row; blocks of prompt rows are gpu_attention.py's."""
     config, rows = base.config, attention_rows(batch)
     heads = (config.num_heads, config.num_kv_heads, config.head_dim)
     query = torch.randn(batch.num_rows, heads[0], heads[2], device=base.device).to(base.dtype)
@@ -228,10 +229,11 @@ def attention_launch(base: Decoder, batch: ForwardBatch, kv: Tensor, steps: Step
         arrivals=torch.zeros(batch.num_rows * heads[1], dtype=torch.int32, device=base.device),
     )
     scale = heads[2] ** -0.5
+    programs = Programs(parts, block_rows=1, block_lines=16, block_parts=1, warps=warps)
 
     def launch() -> None:
         for layer in kv:
-            split_tree_attention(query, layer, out, rows, scratch, None, scale, parts=parts, steps=steps)
+            split_tree_attention(query, layer, out, rows, scratch, None, scale, programs=programs, steps=steps)
 
     return launch
 
@@ -239,24 +241,23 @@ def attention_launch(base: Decoder, batch: ForwardBatch, kv: Tensor, steps: Step
 def tune_attention(
     base: Decoder, batches: dict[int, ForwardBatch], kv: Tensor, clock: Clock, *, quick: bool
 ) -> dict[str, Any]:
-    sizes = [(64, 32), (64, 64), (128, 32), (128, 64), (128, 128), (256, 64), (256, 128)]
-    options = list(itertools.product(sizes, [2, 4], [1, 2, 4]))
+    options = list(itertools.product([32, 64, 128], [2, 4], [1, 2, 4]))
     if quick:
-        options = [((16, 16), 4, 2), ((32, 16), 4, 1)]
+        options = [(16, 4, 2), (32, 4, 1)]
     fast_clock = Clock(base.device, replays=4, rounds=3)
     result: dict[str, Any] = {}
     for num_rows, batch in batches.items():
         timed = []
-        for (split, keys), warps, parts in options:
-            steps = Steps(split, keys, warps)
+        for keys, warps, parts in options:
+            steps = Steps(keys)
             try:
-                took_ms = fast_clock.time_ms(attention_launch(base, batch, kv, steps, parts))
-                timed.append((took_ms * 1e3 / len(kv), steps, parts))
+                took_ms = fast_clock.time_ms(attention_launch(base, batch, kv, steps, warps, parts))
+                timed.append((took_ms * 1e3 / len(kv), keys, warps, parts))
             except Exception as error:
-                print(f"    {steps} parts {parts}: {type(error).__name__} {str(error)[:120]}")
+                print(f"    {steps} warps {warps} parts {parts}: {type(error).__name__} {str(error)[:120]}")
         timed.sort(key=lambda item: item[0])
         print(f"  attention at {num_rows} rows")
-        for took_us, steps, parts in timed[:8]:
-            print(f"    {took_us:8.2f} us: {steps}, {parts} programs a row and head", flush=True)
-        result[f"{num_rows} rows"] = [{"us": t, "parts": p, **asdict(s)} for t, s, p in timed[:8]]
+        for took_us, keys, warps, parts in timed[:8]:
+            print(f"    {took_us:8.2f} us: {keys} keys, {warps} warps, {parts} programs a row and head", flush=True)
+        result[f"{num_rows} rows"] = [{"us": t, "keys": k, "warps": w, "parts": p} for t, k, w, p in timed[:8]]
     return result

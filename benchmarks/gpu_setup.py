@@ -14,7 +14,8 @@ from paceline.core.packing import RequestRows, pack
 from paceline.models.config import config_from_dict
 from paceline.models.decoder import Decoder
 from paceline.models.layout import expected_shapes
-from paceline.models.loader import LoadedModel, load_model, load_tokenizer
+from paceline.models.loader import LoadedModel, load_model
+from paceline.models.loading import load_tokenizer
 from paceline.models.padded_decoder import PaddedDecoder, PassClock
 from paceline.models.plain_passes import DrawingDecoder, PlainPasses
 from paceline.models.resolve import resolve_model

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.core.outputs import CompletionOutput, RequestMetrics, RequestOutput
     from paceline.core.sampling_params import SamplingParams
+    from paceline.core.structured import StructuredOutputsParams
     from paceline.errors import PacelineError
     from paceline.llm import LLM, AsyncLLM
 
@@ -21,6 +22,7 @@ __all__ = [
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
@@ -28,6 +30,7 @@ _HOME = {
     "LLM": "paceline.llm",
     "AsyncLLM": "paceline.llm",
     "SamplingParams": "paceline.core.sampling_params",
+    "StructuredOutputsParams": "paceline.core.structured",
     "CompletionOutput": "paceline.core.outputs",
     "RequestMetrics": "paceline.core.outputs",
     "RequestOutput": "paceline.core.outputs",

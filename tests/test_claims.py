@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.main import VERBS
-from paceline.models.gguf_file import QUANTIZED_TYPES
+from paceline.models.gguf_names import QUANTIZED_TYPES
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "LLM_SERVING.md", *sorted((ROOT / "docs").glob("*.md"))]

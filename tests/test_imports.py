@@ -16,13 +16,14 @@ ALLOWED: dict[str, set[str]] = {
     "kv": {"core", "ops"},
     "verifiers": {"core", "ops"},
     "spec": {"core", "ops", "models", "verifiers", "lab"},
-    "engine": {"core", "ops", "models", "kv", "verifiers", "spec"},
+    "structured": {"core"},
+    "engine": {"core", "ops", "models", "kv", "verifiers", "spec", "structured"},
     "llm": {"core", "models", "spec", "engine"},
     "lab": set(),
     "train": {"core", "ops", "models"},
     "drafters": set(),
     "serve": {"llm", "core", "lab"},
-    "verify": {"llm", "core", "ops", "models", "verifiers", "spec"},
+    "verify": {"llm", "core", "ops", "models", "verifiers", "spec", "structured"},
     "bench": {"llm", "core", "lab", "spec"},
 }
 ANYTHING = {"cli", "__init__", "__main__"}

@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import tokenizers
 import torch
 from torch import Tensor
 
@@ -114,6 +115,13 @@ class ToyTokenizer:
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(chr(ord("a") + token) for token in token_ids if token != EOS or not skip_special_tokens)
+
+    def definition(self) -> str:
+        letters = {chr(ord("a") + token): token for token in range(VOCAB - 1)} | {"<end>": EOS}
+        made = tokenizers.Tokenizer(tokenizers.models.BPE(letters, []))
+        made.decoder = tokenizers.decoders.ByteLevel()
+        made.add_special_tokens(["<end>"])
+        return made.to_str()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [ord(letter) - ord("a") for letter in text]

@@ -4,6 +4,7 @@ paceline bench run    --setting ngram:4 --workload code --concurrency 4
 paceline bench sweep  --setting plain auto ngram:4 suffix:8 --workload chat code --concurrency 1 8 --out runs.jsonl
 paceline bench sweep  --setting plain=http://localhost:8000 ngram=http://localhost:8001 --out vllm.jsonl
 paceline bench report runs.jsonl --out report.html --config-out config.json [--users 8]
+paceline bench pair   TARGET DRAFT --out pair.html
 paceline bench never-slower | adapt | predict | overhead | curve | record | replay
 """
 
@@ -12,7 +13,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli import bench_claims, bench_report, options
+from paceline.cli import bench_claims, bench_pair, bench_report, options
 from paceline.cli.lab import format_table
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verbs = parser.add_subparsers(dest="bench_verb", required=True, metavar="VERB")
     single = verbs.add_parser("run", help="one setting on one workload, printed")
     single.add_argument("--setting", default="auto", help="plain, auto, METHOD:K, JSON or NAME=URL (default: auto)")
-    single.add_argument("--workload", default="all", help="category, list of them, all, or a file (default: all)")
+    single.add_argument(
+        "--workload", default="all", help="category, list of them, all, agents, or a file (default: all)"
+    )
     single.add_argument("--concurrency", type=int)
     single.add_argument("--rate", type=float, metavar="PER_S", help="open loop: Poisson arrivals instead of users")
     single.add_argument("--temperature", type=float, default=0.0)
@@ -40,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_sweep_arguments(sweep)
     sweep.set_defaults(bench_run=_sweep)
     bench_report.add_verb(verbs)
+    bench_pair.add_verb(verbs)
     bench_claims.add_verbs(verbs)
     for verb in verbs.choices.values():
         verb.add_argument("--json", action="store_true", help="JSON instead of a table")

@@ -30,7 +30,7 @@ def _describe(alias: Any, *, is_default: bool) -> dict[str, Any]:
         "description": alias.description,
         "cached": cached,
         "size_bytes": sum(path.stat().st_size for path in files) if cached else None,
-        "download_bytes": alias.wheel_bytes,
+        "download_bytes": alias.download_bytes,
         "path": str(alias.folder) if cached else None,
     }
 

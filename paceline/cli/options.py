@@ -25,8 +25,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--quantization",
         default="auto",
-        choices=["auto", "none", "int8", "gguf"],
-        help="auto computes on a GGUF file's own blocks where it can (default: %(default)s)",
+        choices=["auto", "none", "int8", "gguf", "checkpoint"],
+        help="auto computes on the blocks of a GGUF file or a quantized folder where it can (default: %(default)s)",
     )
     group.add_argument("--kernels", default="auto", choices=["auto", "native", "torch"], help="on a CPU")
     group.add_argument(

@@ -37,6 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model_arguments(parser)
     add_speculation_arguments(parser)
+    parser.add_argument(
+        "--tool-call-parser",
+        metavar="NAME",
+        help="how the model writes calls: hermes, llama3_json, "
+        "mistral or generic; left out: what its chat template shows",
+    )
     _add_engine(parser.add_argument_group("engine"))
     _add_protection(parser.add_argument_group("protection"))
 
@@ -90,6 +96,8 @@ LIMITS: dict[str, tuple[str, type, str]] = {
     "--max-logit-bias": ("max_logit_bias", int, "entries of one call"),
     "--max-logprob-entries": ("max_logprob_entries", int, "choices x tokens x top of one call"),
     "--max-draft-nodes": ("max_draft_nodes", int, "choices x draft nodes that one call may ask for"),
+    "--max-stored-responses": ("max_stored_responses", int, "of one tenant, for previous_response_id"),
+    "--max-stored-bytes": ("max_stored_bytes", int, "of one tenant's stored responses"),
     "--max-queue-len": ("max_queue_len", int, "sequences that may wait; past it: 429"),
     "--request-timeout": ("request_timeout_s", float, "for one call"),
     "--drain-timeout": ("drain_timeout_s", float, "for open streams at shutdown"),
@@ -136,6 +144,7 @@ def run(args: argparse.Namespace) -> int:
         admin_keys=_keys(args.admin_key, ADMIN_KEY_VARIABLE),
         cors_origins=tuple(args.cors_origin),
         log_prompts=args.log_prompts,
+        tool_call_parser=args.tool_call_parser,
         **{field: getattr(args, option[2:].replace("-", "_")) for option, (field, _, _) in LIMITS.items()},
     )
     llm = AsyncLLM(
@@ -154,6 +163,7 @@ def run(args: argparse.Namespace) -> int:
         llm.engine.core.runner.kv_cache
     )  # not beside the first requests: what they cost is what `auto` learns from
     llm.get_tokenizer().control_tokens.make_ready()
+    llm.prepare_structured_outputs()
     gc.collect()
     gc.freeze()  # the model and the tables stay as long as the process: no collection need look through them again
     methods = [name for name, method in PROPOSERS.items() if method.per_request and name != "none"]

@@ -38,6 +38,15 @@ class DraftCounts:
         return total
 
     @staticmethod
+    def of_pass(tree: DraftTree, accepted: Sequence[int], num_tokens: int) -> "DraftCounts":
+        """Of one pass. What it gives may be shared: add it to others, and do not add to it."""
+        if not tree.token_ids and num_tokens == 1:
+            return PLAIN_PASS
+        counts = DraftCounts()
+        counts.count(tree, accepted, num_tokens)
+        return counts
+
+    @staticmethod
     def from_dict(figures: Mapping[str, Any]) -> "DraftCounts":
         """Out of `LLM.stats()["speculation"][method]`, or out of a part of it."""
         return DraftCounts(
@@ -83,11 +92,13 @@ class DraftCounts:
             self._member(name)._count_nodes(count, positions)
 
     def add(self, other: "DraftCounts", sign: int = 1) -> None:
+        self.num_steps += sign * other.num_steps
+        self.num_emitted_tokens += sign * other.num_emitted_tokens
+        if not other.num_drafts:  # then all that follows is zero
+            return
         self.num_draft_tokens += sign * other.num_draft_tokens
         self.num_accepted_tokens += sign * other.num_accepted_tokens
         self.num_drafts += sign * other.num_drafts
-        self.num_steps += sign * other.num_steps
-        self.num_emitted_tokens += sign * other.num_emitted_tokens
         per_position = self._per_position(len(other.accepted_per_position))
         for position, count in enumerate(other.accepted_per_position):
             per_position[position] += sign * count
@@ -134,3 +145,7 @@ class DraftCounts:
         if counts is None:
             counts = self.by_member[name] = DraftCounts()
         return counts
+
+
+NO_PASS = DraftCounts()
+PLAIN_PASS = DraftCounts(num_steps=1, num_emitted_tokens=1)  # one token without a draft

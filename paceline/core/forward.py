@@ -47,6 +47,9 @@ class ForwardBatch:
     block_size: int
     draws: TokenDraws | None = None  # None: no tokens are wanted; only for a decoder that draws
     wants_logits: bool = True  # a decoder that draws may leave them out where nobody reads them
+    follows: Tensor | None = None
+    """[rows] int32: the row's token is what the pass before drew at its logits row of this number; -1: it is in
+    `token_ids`. Only for a decoder that can be launched ahead, see models/padded_decoder.py."""
 
     @property
     def num_rows(self) -> int:
@@ -68,6 +71,7 @@ class ForwardBatch:
             block_tables=self.block_tables.to(device),
             cu_query=self.cu_query.to(device),
             logits_rows=self.logits_rows.to(device),
+            follows=None if self.follows is None else self.follows.to(device),
         )
 
 
@@ -80,6 +84,12 @@ class ForwardOutput:
     Layer id i in 0..N-1 is the residual stream entering layer i, N the one leaving the last layer, and
     N+1 is after the final norm."""
     tokens: list[int | None] | None = None  # [num_logits], where draws were given; None: this row cannot be sampled
+
+
+class PendingPass(Protocol):
+    """A pass that was launched. Passes run in the order of their launch."""
+
+    def collect(self) -> ForwardOutput: ...  # waits for it
 
 
 class Decoder(Protocol):

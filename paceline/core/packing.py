@@ -39,10 +39,11 @@ class RequestRows:
     nodes: DraftTree = EMPTY_TREE
     num_wanted: int = 1  # logits of that many last rows
     nodes_at: NodePlaces | None = None  # None: behind the last token, in the request's own slots
+    follows: int = -1  # logits row of the pass before, which may still run, that draws the last of token_ids
 
     @property
     def num_rows(self) -> int:
-        return len(self.token_ids) + len(self.nodes)
+        return len(self.token_ids) + len(self.nodes.token_ids)
 
 
 def pack(entries: Sequence[RequestRows], block_size: int) -> ForwardBatch:
@@ -54,6 +55,7 @@ def pack(entries: Sequence[RequestRows], block_size: int) -> ForwardBatch:
     block_tables = np.zeros((len(entries), max_blocks), dtype=np.int32)
     cu_query = np.zeros(len(entries) + 1, dtype=np.int32)
     wanted: list[int] = []
+    follows: list[tuple[int, int]] = []
     parents.fill(-1)
     is_node.fill(0)
     begin = 0
@@ -65,6 +67,8 @@ def pack(entries: Sequence[RequestRows], block_size: int) -> ForwardBatch:
         req_ids[begin:end] = i
         wanted.extend(range(end - entry.num_wanted, end))
         cu_query[i + 1] = end
+        if entry.follows >= 0:
+            follows.append((middle - 1, entry.follows))
         if end - begin == 1 and not entry.nodes:  # plain decoding: arrays of one number take ten times as long
             token_ids[begin], positions[begin], context_lens[begin] = entry.token_ids[0], entry.start, num_tokens
             slots[begin] = entry.block_ids[entry.start // block_size] * block_size + entry.start % block_size
@@ -105,7 +109,15 @@ def pack(entries: Sequence[RequestRows], block_size: int) -> ForwardBatch:
         cu_query=torch.from_numpy(cu_query),
         logits_rows=torch.from_numpy(np.asarray(wanted, dtype=np.int32)),
         block_size=block_size,
+        follows=_follows(follows, num_rows) if follows else None,
     )
+
+
+def _follows(pairs: Sequence[tuple[int, int]], num_rows: int) -> torch.Tensor:
+    follows = np.full(num_rows, -1, dtype=np.int32)
+    rows, drawn_at = zip(*pairs, strict=True)
+    follows[list(rows)] = drawn_at
+    return torch.from_numpy(follows)
 
 
 def _slots(indices: IntArray, table: IntArray, block_size: int) -> IntArray:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from paceline.core.bad_words import NO_BAD_WORDS, BadWords
+from paceline.core.constraint import Constraint
 from paceline.core.outputs import TokenLogprobs
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.stop_strings import StopStrings
@@ -59,6 +60,7 @@ class Request:
     num_passes_waited: int = 0  # since its last one, because its call has many samples (engine/many_samples.py)
     logprobs: list[TokenLogprobs] | None = None  # one per output token, where asked for
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    constraint: Constraint | None = None  # sampling_params.structured_outputs, compiled
 
     def __post_init__(self) -> None:
         self.token_ids = list(self.prompt_token_ids)
@@ -84,6 +86,11 @@ class Request:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[len(self.prompt_token_ids) :]
+
+    @property
+    def has_all_tokens(self) -> bool:
+        """Only while a pass is planned before the last one was collected: that one brings the last token."""
+        return self.num_output_tokens >= self.max_tokens
 
     @property
     def max_draft_depth(self) -> int:

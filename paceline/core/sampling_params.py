@@ -12,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from paceline.core.option_values import biases, callables, flag, real, shown, texts, token_ids, whole
+from paceline.core.structured import StructuredOutputsParams
 from paceline.errors import InvalidOptionError
 
 # Gets the tokens before the node (prompt, output and draft ancestors) and its logits [vocab]; returns new logits.
@@ -48,6 +49,7 @@ class SamplingParams:
     logprobs: int | None = None  # that many top tokens beside the chosen one, for each output token
     prompt_logprobs: int | None = None
     speculative: Mapping[str, Any] | None = None  # this request's own choice: {"off": True}, {"method": ...}, ...
+    structured_outputs: StructuredOutputsParams | None = None  # what the answer must look like
 
     def __post_init__(self) -> None:
         for name, low, high, meaning in _REALS:
@@ -71,6 +73,11 @@ class SamplingParams:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidOptionError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
         self._check_speculative()
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            raise InvalidOptionError(
+                "structured_outputs must be StructuredOutputsParams(json=..., ...), got "
+                + shown(self.structured_outputs)
+            )
 
     def _check_speculative(self) -> None:
         """Its shape only; the engine knows which keys and values it can honour."""

@@ -22,6 +22,7 @@ from paceline.spec.config.speculative_config import SpeculativeConfig
 from paceline.spec.default_members import CANNOT_BUILD
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.speculator import Speculator
+from paceline.structured import Grammars
 from paceline.verifiers import Verifier, make_verifier
 
 logger = logging.getLogger("paceline")
@@ -70,10 +71,12 @@ def build_engine(
         kv_cache=kv_cache,
         tokenizer=loaded.tokenizer,
         pass_sizes=() if captured is None else captured.sizes,
+        max_num_seqs=config.max_num_seqs,
     )
     speculator = make_speculator(speculative, services, may_fall_back=speculative_config is None)
     if captured is not None:
         prepare(captured, speculator.needs.hidden_layers)
+    grammars = Grammars(loaded.tokenizer, decoder.config.vocab_size)
     core = EngineCore(
         model=decoder,
         text_decoder=loaded.tokenizer,
@@ -83,6 +86,7 @@ def build_engine(
         speculator=speculator,
         verifier=_verifier(speculative),
         enable_prefix_caching=config.enable_prefix_caching,
+        grammars=grammars,
     )
     processor = Processor(
         loaded.tokenizer,
@@ -91,6 +95,7 @@ def build_engine(
         config.max_model_len,
         speculator.check_request,
         seed,
+        grammars,
     )
     return Engine(core, processor, loaded, config)
 
@@ -108,7 +113,7 @@ def pass_room(config: ResolvedConfig, kv_cache: Tensor) -> PassRoom:
     """For captured passes. A request's blocks also hold the nodes of its draft; longer tables are not captured."""
     num_slots = config.max_model_len + CAPTURED_DRAFT_SLOTS
     max_blocks = min(config.num_kv_blocks, -(-num_slots // config.block_size))
-    return PassRoom(kv_cache, config.block_size, max_blocks, config.max_num_seqs)
+    return PassRoom(kv_cache, config.block_size, max_blocks, config.max_num_seqs, config.max_num_batched_tokens)
 
 
 def make_speculator(config: SpeculativeConfig | None, services: EngineParts, *, may_fall_back: bool) -> Speculator:

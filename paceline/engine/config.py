@@ -66,7 +66,7 @@ def resolve_config(
             f"request of {max(2, max_model_len)}: raise kv_cache_memory_bytes ({block_bytes} bytes a block) or "
             "lower max_model_len"
         )
-    batched = config.max_num_batched_tokens or (512 if device.type == "cpu" else 4096)
+    batched = config.max_num_batched_tokens or (512 if device.type == "cpu" else 2048)
     if batched < config.max_num_seqs:
         raise InvalidOptionError(
             f"max_num_batched_tokens {batched} is below max_num_seqs {config.max_num_seqs}: "

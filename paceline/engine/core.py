@@ -1,8 +1,10 @@
 """The engine: one loop in which prefill, decoding and verification are the same step.
 
-    schedule -> execute -> verify -> commit -> propose
+    schedule -> launch -> collect -> verify -> commit -> propose
 
-`EngineCore` is synchronous and single-threaded. `LLM` and `AsyncLLM` drive it.
+`EngineCore` is synchronous and single-threaded. `LLM` and `AsyncLLM` drive it. On a GPU the next pass is launched
+before the last one is collected, where nothing that it brings can change the plan (engine/flight.py): the host then
+works while the GPU does. Elsewhere the two follow each other at once.
 
 What fails for one request ends that request (`request.error`) and no other; what fails in a drafter or an observer ends
 no request. Only the target's pass, and memory that runs out, may end a step with an exception.
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.core.draft_counts import NO_PASS, DraftCounts
 from paceline.core.faults import request_error
 from paceline.core.forward import Decoder
 from paceline.core.outputs import RequestMetrics, VerifyResult
@@ -23,6 +26,7 @@ from paceline.core.stop_strings import StopStrings
 from paceline.core.tokenizer import Tokenizer
 from paceline.core.tree import DraftTree
 from paceline.engine.detokenizer import Detokenizer
+from paceline.engine.flight import Flight, as_if_done
 from paceline.engine.metrics import RequestTracker, StepClock
 from paceline.engine.runner import ModelRunner, PassOutput
 from paceline.engine.scheduler import ScheduledRequest, Scheduler, SchedulerConfig, SchedulerOutput
@@ -30,8 +34,10 @@ from paceline.engine.verify_apart import record_prompt_logprobs, verify_apart
 from paceline.errors import InvalidRequestError
 from paceline.kv.manager import KVCacheManager
 from paceline.kv.storage import move_slots
+from paceline.models.padded_decoder import PaddedDecoder
 from paceline.spec.proposer import Needs, RequestPass, StepContext
 from paceline.spec.speculator import Speculator
+from paceline.structured import Grammars, MaskMaker
 from paceline.verifiers.sample_match import follow_tokens
 from paceline.verifiers.verifier import Verifier
 
@@ -59,17 +65,24 @@ class EngineCore:
         speculator: Speculator,
         verifier: Verifier,
         enable_prefix_caching: bool = True,
+        grammars: Grammars | None = None,
     ) -> None:
+        self._max_rows = scheduler_config.max_num_batched_tokens
         self.kv = KVCacheManager(kv_cache.shape[2] // block_size, block_size, enable_prefix_caching)
         self.scheduler = Scheduler(scheduler_config, self.kv)
         self.runner = ModelRunner(model, kv_cache, block_size)
         self.speculator = speculator
         self.verifier = verifier
+        self.grammars = grammars or Grammars(text_decoder, model.config.vocab_size)
+        self.masks = MaskMaker(self.grammars.limits.max_mask_s)
         self.clock = StepClock()
         self.observers: list[Callable[[StepContext], None]] = []  # told after every step, in the engine's thread
         self._text_decoder = text_decoder
         self._states: dict[str, RequestState] = {}
         self._gone: list[Request] = []  # finished, aborted or preempted since the proposers were last told
+        self._can_launch_ahead = isinstance(model, PaddedDecoder) and model.sizes[-1] >= self._max_rows
+        self._flight: Flight | None = None  # launched in the last step, before its own pass was collected
+        self._collected_s = 0.0  # when the last pass was
 
     @property
     def has_requests(self) -> bool:
@@ -78,6 +91,7 @@ class EngineCore:
     def add_request(self, request: Request) -> RequestState:
         if request.request_id in self._states:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use")
+        self.grammars.constrain(request)  # where whoever made it has not done so
         params = request.sampling_params
         stop = StopStrings(params.stop_strings) if request.stop_strings is None else request.stop_strings
         detokenizer = Detokenizer(
@@ -103,27 +117,75 @@ class EngineCore:
 
     def step(self) -> list[RequestState]:
         """One target pass. Returns the requests that got tokens or ended."""
+        flight = self._flight
+        if flight is None or not flight.is_awaited:  # all its requests may have ended or been aborted
+            flight = self._launch()
+        if flight is None:
+            return []
+        self._flight = self._launch_ahead(flight)
+        return self._collect(flight)
+
+    def _launch(self, before: Flight | None = None) -> Flight | None:
         with self.clock.phase("schedule"):
             needs = self.speculator.needs
             plan = self.scheduler.schedule(needs.lookahead_slots)
             self._note_scheduled(plan)
         if not plan.scheduled:
-            return []
+            return None
         begin_s = self.clock.now()
+        masked = [entry for entry in plan.scheduled if entry.request.constraint is not None and entry.reaches_end]
+        self.masks.begin([(entry.request, entry.draft) for entry in masked])
         with self.clock.phase("execute"):
-            output = self.runner.execute(
+            rows = self.runner.launch(
                 plan.scheduled,
                 needs.hidden_layers,
                 draws_tokens=self.verifier.takes_tokens,
                 wants_logits=needs.logits or not self.verifier.takes_tokens,
+                before=None if before is None else before.rows,
             )
+        return Flight(plan.scheduled, rows, needs, begin_s)
+
+    def _launch_ahead(self, flight: Flight) -> Flight | None:
+        """Launch the pass after this one, which is on its way; None where it must be collected first."""
+        if not (self._can_launch_ahead and flight.outcome_is_known and self.speculator.drafts_nothing_next):
+            return None
+        if self.kv.pool.num_free < len(self.scheduler.running) + self._max_rows // self.kv.block_size + 1:
+            return None  # a request may have to give its blocks back: not while a pass writes to them
+        ahead = self._launch_next(flight)
+        if ahead is None:
+            with as_if_done(flight):
+                ahead = self._launch(before=flight)
+        self.clock.num_ahead += ahead is not None
+        return ahead
+
+    def _launch_next(self, flight: Flight) -> Flight | None:
+        """As `_launch`, for the most frequent plan: the same requests, one token further."""
+        needs = self.speculator.needs
+        if needs != flight.needs:
+            return None
+        with self.clock.phase("schedule"):
+            planned = self.scheduler.go_on(flight.scheduled)
+        if planned is None:
+            return None
+        scheduled, grown = planned
+        begin_s = self.clock.now()
+        with self.clock.phase("execute"):
+            rows = self.runner.launch_next(flight.rows, scheduled, grown)
+        return None if rows is None else Flight(scheduled, rows, needs, begin_s)
+
+    def _collect(self, flight: Flight) -> list[RequestState]:
+        with self.clock.phase("execute"):
+            output = flight.rows.collect()
         with self.clock.phase("verify"):
-            results = self._verify(plan.scheduled, output)
-        self.scheduler.note_pass(plan.scheduled, self.clock.now() - begin_s)
+            self.masks.collect()
+            results = self._verify(flight.scheduled, output)
+        now = self.clock.now()
+        self.scheduler.note_pass(flight.scheduled, now - max(flight.begin_s, self._collected_s))
+        self._collected_s = now
         with self.clock.phase("commit"):
-            passes, updated = self._commit(plan.scheduled, output, results)
+            passes, updated = self._commit(flight.scheduled, output, results)
         with self.clock.phase("propose"):
-            self._propose(passes, output, needs)
+            self._propose(passes, output, flight.needs)
         self.clock.num_steps += 1
         return updated
 
@@ -144,11 +206,14 @@ class EngineCore:
         ready: list[int] = []
         rows: list[range] = []
         for i, (entry, logits_rows) in enumerate(zip(scheduled, output.logits_rows, strict=True)):
-            num_verified = 1 + len(entry.draft) if entry.reaches_end else 0
+            if entry.request.finished:
+                continue  # after the launch: its row is surplus
+            reaches_end = entry.reaches_end
+            num_verified = 1 + len(entry.draft.token_ids) if reaches_end else 0
             if len(logits_rows) > num_verified:
                 prompt_logits = output.logits[logits_rows.start : logits_rows.stop]
                 results[i] = record_prompt_logprobs(entry, prompt_logits)
-            if entry.reaches_end and results[i] is None:
+            if reaches_end and results[i] is None:
                 entry.request.sampling_s = 0.0
                 drawn = output.drawn[i]
                 if drawn is not None:
@@ -176,8 +241,11 @@ class EngineCore:
         moves: list[tuple[int, int]] = []
         for i, (entry, result) in enumerate(zip(scheduled, results, strict=True)):
             request = entry.request
+            if request.finished:
+                continue
             first_row = output.first_rows[i]
-            rows = RequestPass(request, range(first_row, first_row + entry.num_rows), entry.start, entry.num_committed)
+            pass_rows = range(first_row, first_row + entry.num_rows)
+            rows = RequestPass(request, pass_rows, entry.start, entry.num_committed, counts=NO_PASS)
             if output.hidden is not None:
                 rows.block_ids = tuple(request.block_ids)  # now: a request that ends here gives its blocks back
             passes.append(rows)
@@ -185,16 +253,17 @@ class EngineCore:
             if result is not None:
                 state = self._states[request.request_id]
                 updated.append(state)
-                num_tokens, is_verified = request.num_tokens, entry.reaches_end
+                num_tokens, is_verified = len(request.token_ids), entry.reaches_end
                 self._take_in(state, result, entry.draft)
                 if request.error is None:
                     num_accepted = len(result.accepted)
-                    moves += self.kv.moves(request, num_tokens, result.accepted)
+                    if num_accepted:
+                        moves += self.kv.moves(request, num_tokens, result.accepted)
                     rows.accepted, rows.new_token_ids = result.accepted, request.token_ids[num_tokens:]
                 if is_verified:
-                    rows.logits_row = output.logits_rows[i].stop - 1 - len(entry.draft)
+                    rows.logits_row = output.logits_rows[i].stop - 1 - len(entry.draft.token_ids)
                     rows.draft = entry.draft
-                    rows.counts.count(entry.draft, rows.accepted, len(rows.new_token_ids))
+                    rows.counts = DraftCounts.of_pass(entry.draft, rows.accepted, len(rows.new_token_ids))
                     if request.error is None:
                         state.tracker.record(rows.counts)
             if request.error is None:  # what a failed request computed is not for others to reuse
@@ -211,8 +280,7 @@ class EngineCore:
         if error is None:
             try:
                 num_added = self._append(state, result)
-                sources = draft.sources(result.accepted)[:num_added]
-                request.token_sources.extend(sources)
+                request.token_sources.extend(draft.sources(result.accepted)[:num_added])
                 if request.logprobs is not None and result.logprobs is not None:
                     request.logprobs.extend(result.logprobs[:num_added])
             except BaseException as raised:
@@ -225,11 +293,14 @@ class EngineCore:
         """Add the new tokens one by one until something ends the request; return how many were added."""
         request = state.request
         params, stop_token_ids = request.sampling_params, request.stop_token_ids
-        added = 0
+        num_output, added = request.num_output_tokens, 0
         for token in result.token_ids:
             request.token_ids.append(token)
             added += 1
-            is_stop_token = request.num_output_tokens > params.min_tokens and token in stop_token_ids
+            # A grammar that has come to its end lets an end token through before min_tokens.
+            is_stop_token = token in stop_token_ids and (
+                num_output + added > params.min_tokens or request.constraint is not None
+            )
             hidden = is_stop_token and not params.include_stop_str_in_output
             stop_string = None if hidden else state.detokenizer.append(token)
             if is_stop_token:
@@ -237,7 +308,7 @@ class EngineCore:
                 request.stop_reason = None if token in request.eos_token_ids else token
             elif stop_string is not None:
                 request.finish_reason, request.stop_reason = "stop", stop_string
-            elif request.num_output_tokens >= request.max_tokens:
+            elif num_output + added >= request.max_tokens:
                 request.finish_reason = "length"
             if request.finish_reason is not None:
                 break
@@ -252,8 +323,11 @@ class EngineCore:
         self.speculator.observe(step)
         for observer in list(self.observers):
             self._tell(observer, step)
+        if self._flight is not None:
+            self.speculator.skip()  # the next pass is on its way, without drafts
+            return
         for request, draft in zip(ready, self.speculator.propose(step), strict=True):
-            request.draft = draft
+            request.draft = draft if request.constraint is None else request.constraint.prune(draft)
 
     def _tell(self, observer: Callable[[StepContext], None], step: StepContext) -> None:
         try:
@@ -265,6 +339,8 @@ class EngineCore:
     def _finish(self, state: RequestState) -> None:
         request = state.request
         self.scheduler.finish(request)
+        if request.constraint is not None:
+            request.constraint.close()
         try:
             state.detokenizer.finish()
         except BaseException as raised:

@@ -52,6 +52,7 @@ class StepClock:
 
     seconds: dict[str, float] = field(default_factory=dict)
     num_steps: int = 0
+    num_ahead: int = 0  # of these, passes that were launched while the one before still ran
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -67,4 +68,4 @@ class StepClock:
 
     def reset(self) -> None:
         self.seconds.clear()
-        self.num_steps = 0
+        self.num_steps = self.num_ahead = 0

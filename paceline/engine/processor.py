@@ -21,6 +21,7 @@ from paceline.core.tokenizer import Tokenizer
 from paceline.engine.job import Job
 from paceline.errors import InvalidOptionError, InvalidRequestError
 from paceline.ops.sampling import check_sampling
+from paceline.structured import Grammars
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -44,6 +45,7 @@ class Processor:
         max_model_len: int,
         check_speculative: Callable[[SamplingParams], None],
         seed: int | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
@@ -51,6 +53,7 @@ class Processor:
         self.max_model_len = max_model_len
         self._check_speculative = check_speculative
         self._seed = seed
+        self._grammars = grammars or Grammars(tokenizer, vocab_size)
         self._last: _Prepared | None = None
         self._unseeded = itertools.count(1)  # callers may be in several threads
 
@@ -79,6 +82,7 @@ class Processor:
             )
             for i in range(params.n)
         ]
+        self._grammars.constrain(*requests)
         return Job(request_id, text, token_ids, requests)
 
     def _prepare(self, params: SamplingParams) -> _Prepared:

@@ -10,13 +10,16 @@ request's tokens; logits are then written only where somebody needs them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.core.forward import Decoder, TokenDraws
+from paceline.core.forward import Decoder, ForwardBatch, ForwardOutput, PendingPass, TokenDraws
 from paceline.core.packing import RequestRows, pack
 from paceline.engine.scheduler import ScheduledRequest
+from paceline.models.padded_decoder import DonePass, PaddedDecoder
 from paceline.ops.sampling import drawn_from_logits_alone
 
 
@@ -34,21 +37,64 @@ class PassOutput:
     be sampled); None where they are to be chosen from the logits."""
 
 
+@dataclass(slots=True)
+class LaunchedRows:
+    """A pass on its way, and whose rows are in it."""
+
+    scheduled: Sequence[ScheduledRequest]
+    batch: ForwardBatch
+    num_wanted: list[int]  # logits rows of each scheduled request
+    is_drawn: list[bool]  # the model draws this request's tokens
+    hidden_layers: tuple[int, ...]
+    pending: PendingPass
+    tokens_only: bool
+    """The model draws all that the pass is for. Then each request that reaches its end gets one token, if it has no
+    draft: where and how it goes on is known, and only the token is not."""
+    tables: NDArray[np.int32] | None = None  # block tables, once they differ from the batch's: see `launch_next`
+
+    def drawn_at(self) -> dict[str, int]:
+        """Request id -> its logits row, for those that reach their end."""
+        pairs = zip(self.scheduled, accumulate(self.num_wanted), self.is_drawn, strict=True)
+        return {entry.request.request_id: end - 1 for entry, end, drawn in pairs if drawn}
+
+    def collect(self) -> PassOutput:
+        return self._output(self.pending.collect())
+
+    def _output(self, output: ForwardOutput) -> PassOutput:
+        ends = list(accumulate(self.num_wanted))
+        tokens = output.tokens or []
+        drawn = [
+            tokens[end - 1 - len(entry.draft.token_ids) : end] if by_model else None
+            for entry, end, by_model in zip(self.scheduled, ends, self.is_drawn, strict=True)
+        ]
+        return PassOutput(
+            output.logits,
+            output.hidden,
+            self.hidden_layers,
+            self.batch.cu_query.tolist()[:-1],
+            [range(end - count, end) for end, count in zip(ends, self.num_wanted, strict=True)],
+            drawn,
+        )
+
+
 class ModelRunner:
     def __init__(self, model: Decoder, kv_cache: Tensor, block_size: int) -> None:
         self.model = model
         self.kv_cache = kv_cache
         self.block_size = block_size
 
-    def execute(
+    def launch(
         self,
         scheduled: Sequence[ScheduledRequest],
         hidden_layers: Sequence[int] = (),
         *,
         draws_tokens: bool = False,  # take the tokens that the model draws, where it does
-        wants_logits: bool = True,  # by somebody else than whoever chooses tokens
-    ) -> PassOutput:
-        entries = [_rows(entry) for entry in scheduled]
+        wants_logits: bool = True,  # by another reader than the one that chooses tokens
+        before: LaunchedRows | None = None,  # a pass that was not collected yet: last tokens come from it
+    ) -> LaunchedRows:
+        """Start a pass; `collect` waits for it. Only a padded decoder comes back before the pass is done."""
+        drawn_at = {} if before is None else before.drawn_at()
+        entries = [_rows(entry, drawn_at.get(entry.request.request_id, -1)) for entry in scheduled]
         batch = pack(entries, self.block_size)
         is_drawn = [False] * len(scheduled)
         if draws_tokens and self.model.draws_tokens:
@@ -59,22 +105,43 @@ class ModelRunner:
                 for entry, rows, drawn in zip(scheduled, entries, is_drawn, strict=True)
             )
             batch = replace(batch, draws=token_draws(scheduled, entries, is_drawn), wants_logits=wants_logits)
-        output = self.model.forward(batch, self.kv_cache, hidden_layers=hidden_layers)
-        ends = np.cumsum([entry.num_wanted for entry in entries]).tolist()
-        first_rows = np.cumsum([0, *(entry.num_rows for entry in entries)]).tolist()
-        tokens = output.tokens or []
-        drawn = [
-            tokens[end - 1 - len(entry.draft) : end] if by_model else None
-            for entry, end, by_model in zip(scheduled, ends, is_drawn, strict=True)
-        ]
-        return PassOutput(
-            output.logits,
-            output.hidden,
-            tuple(hidden_layers),
-            first_rows[:-1],
-            [range(end - entry.num_wanted, end) for end, entry in zip(ends, entries, strict=True)],
-            drawn,
-        )
+        num_wanted = [entry.num_wanted for entry in entries]
+        return self._launch(batch, scheduled, num_wanted, is_drawn, tuple(hidden_layers))
+
+    def launch_next(
+        self, before: LaunchedRows, scheduled: Sequence[ScheduledRequest], grown: Sequence[int]
+    ) -> LaunchedRows | None:
+        """The pass of the same requests, one token further; `grown`: those with a block more than in the pass before.
+        None where it takes `launch`."""
+        model = self.model
+        if not isinstance(model, PaddedDecoder):
+            return None
+        tables = before.tables
+        if tables is None and grown:
+            tables = np.zeros((len(scheduled), model.room.max_blocks), dtype=np.int32)
+            tables[:, : before.batch.block_tables.shape[1]] = before.batch.block_tables.numpy()
+        for i in grown:
+            assert tables is not None
+            blocks = scheduled[i].request.block_ids
+            tables[i, len(blocks) - 1] = blocks[-1]
+        pending = model.launch_next(tables if grown else None)
+        return None if pending is None else replace(before, scheduled=scheduled, pending=pending, tables=tables)
+
+    def _launch(
+        self,
+        batch: ForwardBatch,
+        scheduled: Sequence[ScheduledRequest],
+        num_wanted: list[int],
+        is_drawn: list[bool],
+        hidden_layers: tuple[int, ...],
+    ) -> LaunchedRows:
+        model = self.model
+        pending: PendingPass
+        if isinstance(model, PaddedDecoder):
+            pending = model.launch(batch, self.kv_cache, hidden_layers=hidden_layers)
+        else:
+            pending = DonePass(model.forward(batch, self.kv_cache, hidden_layers=hidden_layers))
+        return LaunchedRows(scheduled, batch, num_wanted, is_drawn, hidden_layers, pending, not batch.wants_logits)
 
 
 def token_draws(
@@ -101,11 +168,10 @@ def token_draws(
 _HALF = 1 << 63
 
 
-def _rows(entry: ScheduledRequest) -> RequestRows:
+def _rows(entry: ScheduledRequest, follows: int) -> RequestRows:
     request, end = entry.request, entry.start + entry.num_committed
-    return RequestRows(
-        request.block_ids, request.token_ids[entry.start : end], entry.start, entry.draft, _num_wanted(entry)
-    )
+    tokens = request.token_ids[entry.start : end]
+    return RequestRows(request.block_ids, tokens, entry.start, entry.draft, _num_wanted(entry), follows=follows)
 
 
 def _num_wanted(entry: ScheduledRequest) -> int:

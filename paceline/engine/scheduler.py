@@ -41,11 +41,11 @@ class ScheduledRequest:
     @property
     def reaches_end(self) -> bool:
         """The last token is among the rows, so that the pass says what comes next."""
-        return self.start + self.num_committed == self.request.num_tokens
+        return self.start + self.num_committed == len(self.request.token_ids)
 
     @property
     def num_rows(self) -> int:
-        return self.num_committed + len(self.draft)
+        return self.num_committed + len(self.draft.token_ids)
 
 
 @dataclass(slots=True)
@@ -103,6 +103,29 @@ class Scheduler:
         if not output.preempted:  # no waiting request may take the blocks that a preempted one has just given back
             self._schedule_waiting(output, budget)
         return output
+
+    def go_on(self, scheduled: Sequence[ScheduledRequest]) -> tuple[list[ScheduledRequest], list[int]] | None:
+        """While a pass runs that gives each running request its next token: the pass after it, with one row for each,
+        and the indices of those that got a new block.
+
+        The same as `schedule` would plan, for less time; None where there is more to plan than that."""
+        if self.waiting or len(self.running) != len(scheduled):
+            return None
+        block_size, is_limited = self.kv.block_size, self.config.max_token_delay_s is not None
+        following: list[ScheduledRequest] = []
+        grown: list[int] = []
+        for i, entry in enumerate(scheduled):
+            request, start = entry.request, entry.start + 1
+            if entry.num_committed != 1 or start != len(request.token_ids) or request.finished:
+                return None
+            if request.num_output_tokens + 1 >= request.max_tokens or (is_limited and request.sampling_params.n > 1):
+                return None
+            if start >= len(request.block_ids) * block_size:
+                if not self.kv.reserve(request, start + 1):
+                    return None
+                grown.append(i)
+            following.append(ScheduledRequest(request, start, 1))
+        return following, grown
 
     def note_pass(self, scheduled: Sequence[ScheduledRequest], seconds: float) -> None:
         """How long a pass took, sampling included."""
@@ -181,16 +204,21 @@ class Scheduler:
         """After the pass: `num_accepted` nodes of the draft are now tokens with KV; the other slots go back."""
         request = entry.request
         num_computed = entry.start + entry.num_committed + num_accepted
-        request.num_computed_tokens = min(num_computed, request.num_tokens)  # it may have ended inside the path
+        num_tokens = len(request.token_ids)
+        request.num_computed_tokens = min(num_computed, num_tokens)  # it may have ended inside the path
         request.draft = EMPTY_TREE
-        self.kv.register_prefix(request)
-        self.kv.trim(request, request.num_tokens + self.num_lookahead_tokens)
+        block_size = self.kv.block_size
+        if request.num_computed_tokens // block_size > entry.start // block_size:
+            self.kv.register_prefix(request)
+        num_slots = num_tokens + self.num_lookahead_tokens
+        if len(request.block_ids) * block_size >= num_slots + block_size:
+            self.kv.trim(request, num_slots)
 
     def _schedule_running(self, output: SchedulerOutput, budget: int) -> int:
         index = 0
         while index < len(self.running) and budget > 0:
             request = self.running[index]
-            if self._share(request) == 0 or request.request_id in self._waiting_samples:
+            if self._share(request) == 0 or request.request_id in self._waiting_samples or request.has_all_tokens:
                 index += 1
                 continue
             owed = len(self.running) - index - 1  # one row for each request behind this one, before any draft

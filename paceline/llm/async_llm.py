@@ -21,7 +21,7 @@ from paceline.errors import EngineDeadError, InvalidRequestError, PacelineError
 from paceline.llm.output_stream import News, OutputStream, post
 from paceline.llm.step_watch import StepWatch
 from paceline.llm.sync_llm import DEFAULT_MODEL, LLM, Message, Speculative
-from paceline.llm.worker import in_worker
+from paceline.llm.worker import INLINE_SIZE, in_worker
 from paceline.models.loader import LoadedModel
 from paceline.models.tokenizer import Tokenizer
 
@@ -123,6 +123,10 @@ class AsyncLLM:
         """The drafting method that a request with these options gets; "none": plain decoding."""
         return self._llm.method_of(params)
 
+    def prepare_structured_outputs(self) -> None:
+        """Make ready what the first request with `structured_outputs` would wait for; about a second."""
+        self.engine.core.grammars.prepare()
+
     def load(self) -> Load:
         core = self.engine.core
         return Load(len(core.scheduler.running), len(core.scheduler.waiting), core.kv.usage)
@@ -218,6 +222,8 @@ def _size(prompt: Prompt, params: SamplingParams) -> int:
         prompt = prompt.get("prompt", prompt.get("prompt_token_ids", ()))
     prediction = (params.speculative or {}).get("prediction")
     size = sum(len(words) * 10 + sum(map(len, words)) for words in (params.stop_strings, params.bad_words))
+    if params.structured_outputs is not None:
+        size += INLINE_SIZE + 1  # its grammar may have to be compiled
     for given in (prompt, prediction, params.allowed_token_ids, params.stop_token_ids, params.logit_bias):
         if isinstance(given, Sized):
             size += len(given) if isinstance(given, str) else len(given) // 10

@@ -150,9 +150,11 @@ class LLM:
         core = self.engine.core
         return {
             "num_steps": core.clock.num_steps,
+            "num_passes_ahead": core.clock.num_ahead,
             "step_seconds": dict(core.clock.seconds),
             "kv_usage": core.kv.usage,
             "speculation": core.speculator.stats(),
+            "structured": core.masks.figures(),
         }
 
     def _job(self, prompt: Prompt, params: SamplingParams) -> Job:
@@ -164,7 +166,11 @@ class LLM:
         try:
             for job in jobs:
                 job.start(core)
-            while not all(job.finished for job in jobs):
+            unfinished = list(jobs)
+            while unfinished:
+                if unfinished[-1].finished:
+                    unfinished.pop()
+                    continue
                 with _interrupt_after():
                     updated = core.step()
                 yield bool(updated)

@@ -11,6 +11,8 @@ from torch import Tensor
 from paceline.models.fused_decoder import FusedDecoder, PassBuffers
 from paceline.models.padded_decoder import PassKind, StaticPass
 from paceline.models.static_inputs import InputViews, PassRoom
+from paceline.ops.triton.advance import RowInputs, advance_rows
+from paceline.ops.triton.embed import DrawnBefore
 from paceline.ops.triton.fused_head import RowNoise
 from paceline.ops.triton.split_attention import AttentionRows
 
@@ -27,10 +29,6 @@ class CapturedPass:
     hidden: Tensor | None
     graph: "torch.cuda.CUDAGraph | None" = None
 
-    @property
-    def picked(self) -> Tensor:
-        return self.buffers.picked
-
     def launch(self) -> None:
         if self.graph is None:
             self.launch_kernels()
@@ -39,6 +37,13 @@ class CapturedPass:
 
     def launch_kernels(self) -> None:
         inputs, fused = self.inputs, self.fused
+        if self.kind.goes_on:
+            rows = self.rows
+            moved = RowInputs(
+                rows.positions, rows.slots, rows.context_lens, inputs.follows, inputs.draw_positions, rows.req_ids,
+                inputs.counts, rows.block_tables,
+            )  # fmt: skip
+            advance_rows(moved, self.room.block_size)
         fused.run(
             inputs.token_ids,
             self.rows,
@@ -46,11 +51,13 @@ class CapturedPass:
             self.buffers,
             hidden_layers=self.kind.hidden_layers,
             features=self.hidden,
+            before=DrawnBefore(inputs.follows, inputs.drawn_before),
         )
         noise = RowNoise(inputs.temperatures, inputs.seeds, inputs.draw_positions)
-        fused.write_tokens(inputs.logits_rows, noise, self.buffers)
+        count = inputs.counts[2:]  # a prompt wants the token of its last row, whatever the size of the pass
+        fused.write_tokens(inputs.logits_rows, noise, self.buffers, count=count)
         if self.logits is not None:
-            fused.write_logits(inputs.logits_rows, self.logits, self.buffers)
+            fused.write_logits(inputs.logits_rows, self.logits, self.buffers, count=count)
 
     def capture(self) -> None:
         """Run once, so that every kernel is compiled, then record. The inputs must be padding, or a pass that may run
@@ -83,7 +90,7 @@ class CapturedPasses:
             block_size=room.block_size,
         )
         if size not in self._buffers:
-            self._buffers[size] = fused.allocate(size, rows.max_splits())
+            self._buffers[size] = fused.allocate(size, rows.max_splits(), inputs.picked)
         buffers = self._buffers[size]
         shape = (size, len(kind.hidden_layers), fused.config.hidden_size)
         hidden = buffers.hidden.new_zeros(shape) if kind.hidden_layers else None

@@ -1,7 +1,8 @@
 """Chat templates: the Jinja text that turns messages into the prompt a model was trained on.
 
 Templates come with the model, so they run in a sandbox. They expect a few helpers that Hugging Face defined:
-`raise_exception`, `strftime_now`, a `tojson` that escapes no HTML, and blocks that swallow the line they stand on.
+`raise_exception`, `strftime_now`, a `tojson` that escapes no HTML, blocks that swallow the line they stand on, and a
+block `generation`.
 """
 
 import datetime
@@ -9,8 +10,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
-from jinja2.ext import loopcontrols
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paceline.errors import InvalidRequestError, ModelLoadError
@@ -18,10 +20,22 @@ from paceline.errors import InvalidRequestError, ModelLoadError
 Message = Mapping[str, Any]
 
 
+class GenerationBlock(Extension):
+    """`{% generation %}` marks what the model says, for training, as in SmolLM3's template. Here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012 - as the base class has it
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
 class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self._special_tokens = dict(special_tokens)  # bos_token, eos_token, ... as templates call them
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationBlock]
+        )
         environment.filters["tojson"] = _tojson
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
@@ -51,6 +65,8 @@ def _plain_message(index: int, message: Message) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidRequestError(f'message {index} must be like {{"role": "user", "content": "..."}}, not {message!r}')
     content = message.get("content")
+    if content is None and message.get("tool_calls"):
+        content = ""
     if isinstance(content, list):
         content = "".join(_text_part(index, part) for part in content)
     if not isinstance(content, str):

@@ -16,12 +16,18 @@ from typing import Any
 
 from paceline.core.model_config import ARCHITECTURES, ModelConfig, RopeScaling
 from paceline.errors import ModelLoadError, UnsupportedModelError
+from paceline.models.families import (
+    FAMILIES,
+    GEMMA3_WINDOW,
+    layer_kinds,
+    longrope,
+    refuse_unsupported,
+    special_fields,
+)
+from paceline.models.quantized.config import quantization_scheme
 
-ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 
-# transformers' defaults, for keys that a config.json may leave out; one value where all families agree
-DEFAULT_ROPE_THETA = 10_000.0
-DEFAULT_MAX_POSITION = {"llama": 2048, "mistral": 131_072, "qwen2": 32_768, "qwen3": 32_768}
 DEFAULT_QWEN_MAX_WINDOW_LAYERS = 28
 
 
@@ -52,14 +58,19 @@ def config_from_dict(
 ) -> ModelConfig:
     """Turn the content of `config.json` into a `ModelConfig`; `source` names the file in errors."""
     family = _family(config, source)
-    _refuse_unsupported(config, source)
+    defaults = FAMILIES[family]
+    refuse_unsupported(config, family, source)
+    quantization_scheme(config, source)  # refuses what we cannot read
     hidden_size = _positive(config, "hidden_size", source)
     num_heads = _positive(config, "num_attention_heads", source)
     num_layers = _positive(config, "num_hidden_layers", source)
-    max_position = _positive(config, "max_position_embeddings", source, DEFAULT_MAX_POSITION[family])
-    theta, scaling = _rope(config, max_position, source)
+    max_position = _positive(config, "max_position_embeddings", source, defaults.max_position)
+    theta, scaling = _rope(config, family, max_position, source)
+    if scaling.kind == "longrope":
+        max_position = min(max_position, scaling.original_max_position)
     window, windowed_layers = _sliding_window(config, family, num_layers)
-    attention_bias = bool(config.get("attention_bias", False))
+    attention_bias = bool(config.get("attention_bias", False)) and family not in ("mistral", "phi3")
+    special = special_fields(config, family, hidden_size, num_layers)
     result = ModelConfig(
         family=family,
         vocab_size=_positive(config, "vocab_size", source),
@@ -68,20 +79,20 @@ def config_from_dict(
         num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=_positive(config, "num_key_value_heads", source, num_heads),
-        head_dim=_positive(config, "head_dim", source, hidden_size // num_heads),
+        head_dim=_positive(config, "head_dim", source, defaults.head_dim or hidden_size // num_heads),
         max_position=max_position,
-        rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rms_norm_eps=float(config.get("rms_norm_eps", defaults.rms_norm_eps)),
         rope_theta=theta,
         rope_scaling=scaling,
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=family == "qwen2" or (family in ("llama", "qwen3") and attention_bias),
-        o_bias=family in ("llama", "qwen3") and attention_bias,
-        mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
-        qk_norm=family == "qwen3",
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", defaults.tied)),
+        qkv_bias=family == "qwen2" or attention_bias,
+        o_bias=family != "qwen2" and attention_bias,
+        mlp_bias=family in ("llama", "smollm3") and bool(config.get("mlp_bias", False)),
         sliding_window=window,
         sliding_layers=windowed_layers,
         bos_token_id=_bos_token_id(config, generation or {}),
         eos_token_ids=eos_token_ids(config, generation or {}),
+        **({"qk_norm": family == "qwen3"} | special),
     )
     _check_heads(result, source)
     return result
@@ -98,32 +109,20 @@ def _family(config: Mapping[str, Any], source: str) -> str:
     )
 
 
-def _refuse_unsupported(config: Mapping[str, Any], source: str) -> None:
-    activation = config.get("hidden_act", "silu")
-    if activation not in ("silu", "swish"):
-        raise UnsupportedModelError(f"{source} has hidden_act {activation!r}; only silu is supported.")
-    if config.get("quantization_config"):
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise UnsupportedModelError(
-            f"{source} describes weights quantized with {method!r}, which is not supported. "
-            "Use the unquantized model, or a GGUF file of it."
-        )
-    rotary_share = {**config, **(config.get("rope_parameters") or {})}.get("partial_rotary_factor", 1.0)
-    if rotary_share != 1.0:
-        raise UnsupportedModelError(
-            f"{source} rotates only a part of each head (partial_rotary_factor {rotary_share}); not supported."
-        )
-
-
-def _rope(config: Mapping[str, Any], max_position: int, source: str) -> tuple[float, RopeScaling]:
+def _rope(config: Mapping[str, Any], family: str, max_position: int, source: str) -> tuple[float, RopeScaling]:
     """The rotary base and its scaling, from the new spelling, else the old one."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if family == "gemma3" and "full_attention" in rope:
+        if (rope.get("sliding_attention") or {}).get("rope_type", "default") != "default":
+            raise UnsupportedModelError(f"{source} scales the rotary embedding of its sliding layers; not supported.")
+        rope = rope["full_attention"]
     if any(isinstance(value, Mapping) for value in rope.values()):
         raise UnsupportedModelError(
             f"{source} has rotary settings per kind of layer ({', '.join(rope)}); not supported."
         )
-    theta = float(rope.get("rope_theta") or config.get("rope_theta") or DEFAULT_ROPE_THETA)
+    theta = float(rope.get("rope_theta") or config.get("rope_theta") or FAMILIES[family].rope_theta)
     kind = rope.get("rope_type") or rope.get("type") or "default"
+    kind = "longrope" if kind == "su" else kind  # its first name
     if kind not in ROPE_KINDS:
         raise UnsupportedModelError(
             f"{source} asks for {kind!r} rotary scaling, which is not supported. Known: {', '.join(ROPE_KINDS)}."
@@ -133,6 +132,8 @@ def _rope(config: Mapping[str, Any], max_position: int, source: str) -> tuple[fl
     original = int(
         config.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings") or max_position
     )
+    if kind == "longrope":
+        return theta, longrope(rope, max_position, original, source)
     factor = rope.get("factor")
     if factor is None and kind == "yarn":
         factor = max_position / original
@@ -157,11 +158,12 @@ def _sliding_window(
     config: Mapping[str, Any], family: str, num_layers: int
 ) -> tuple[int | None, tuple[int, ...] | None]:
     """(window, layers that have it); layers None means all of them."""
-    window = config.get("sliding_window")
+    window = config.get("sliding_window", GEMMA3_WINDOW if family == "gemma3" else None)
     qwen = family.startswith("qwen")
-    if family == "llama" or window is None or (qwen and not config.get("use_sliding_window", False)):
+    is_optional = qwen or family == "smollm3"  # then a window alone says nothing
+    if family == "llama" or window is None or (is_optional and not config.get("use_sliding_window", False)):
         return None, None
-    kinds = config.get("layer_types")
+    kinds = layer_kinds(config, family, num_layers)
     if kinds is not None:
         layers = tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
     elif qwen:

@@ -66,7 +66,7 @@ class ControlTokens:
             assert self._pattern is not None
             return self._pattern.sub(lambda found: found[0][0] + mark + found[0][1:], value)
         if isinstance(value, Mapping):
-            return {key: self._marked(item, mark) for key, item in value.items()}
+            return {self._marked(key, mark): self._marked(item, mark) for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [self._marked(item, mark) for item in value]
         return value
@@ -86,5 +86,7 @@ class ControlTokens:
 def _texts(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    if isinstance(value, Mapping):
+        value = [*value, *value.values()]  # of a tool's schema, the keys are the client's too
+    items = value if isinstance(value, list | tuple) else ()
     return [text for item in items for text in _texts(item)]

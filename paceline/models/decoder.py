@@ -1,9 +1,9 @@
-"""One decoder for the Llama family, in PyTorch: Llama, Mistral, Qwen2/2.5 and Qwen3, on CPU and CUDA.
+"""One decoder for the Llama family, in PyTorch, on CPU and CUDA.
 
-What sets the families apart is small and lives in `ModelConfig`: biases, a norm on q and k, a sliding window, a tied
-head. Weights that multiply the same input are fused (q, k, v; gate and up), so a layer is four products. The keys and
-values of a pass are written to the paged cache first and read from there, so a prompt chunk, one decode row and the
-nodes of a draft tree are all the same case.
+Llama, Mistral, Qwen2/2.5, Qwen3, Gemma 3, Phi-3 and SmolLM3: what sets them apart is small and lives in `ModelConfig`:
+biases, norms, a sliding window, rotary bases, an activation, a tied head. Weights that multiply the same input are
+fused (q, k, v; gate and up), so a layer is four products. The keys and values of a pass are written to the paged cache
+first and read from there, so a prompt chunk, one decode row and the nodes of a draft tree are all the same case.
 
 >>> output = decoder.forward(batch, kv_cache)
 >>> output.logits.shape  # [len(batch.logits_rows), vocab]
@@ -21,7 +21,7 @@ from paceline.core.weights import QuantizedTensor, Weights
 from paceline.errors import InvalidOptionError
 from paceline.models.dequantize import dequantize
 from paceline.models.layout import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
-from paceline.models.rope import rope_tables
+from paceline.models.rope import local_rope_tables, rope_tables
 from paceline.ops import reference
 from paceline.ops.alignment import aligned
 from paceline.ops.kernels import kernels_for
@@ -40,9 +40,11 @@ class Layer:
     q_norm: Tensor | None  # [head_dim]
     k_norm: Tensor | None  # [head_dim]
     output: Linear  # [hidden, q_size]
+    output_norm: Tensor | None  # [hidden], on what attention gives back
     mlp_norm: Tensor  # [hidden]
     gate_up: Linear  # [2 * intermediate, hidden]
     down: Linear  # [hidden, intermediate]
+    mlp_output_norm: Tensor | None  # [hidden], on what the MLP gives back
 
 
 class Decoder:
@@ -72,6 +74,8 @@ class Decoder:
         del self._weights  # converted copies are all we need
         cos, sin = rope_tables(config)
         self.cos, self.sin = cos.to(self.device), sin.to(self.device)  # [max_position, head_dim / 2]
+        local = None if config.local_rope_theta is None else local_rope_tables(config)
+        self._local = None if local is None else (local[0].to(self.device), local[1].to(self.device))
 
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         """Rows of the embedding, or of the head, in float32: [len(ids), hidden]"""
@@ -91,9 +95,10 @@ class Decoder:
         active = self.active_layers(layers, hidden_layers)
         batch = batch.to(self.device)
         positions = batch.positions.long()
-        cos, sin = self.cos[positions], self.sin[positions]  # [rows, head_dim / 2]
+        angles = (self.cos[positions], self.sin[positions])  # each [rows, head_dim / 2]
+        local = angles if self._local is None else (self._local[0][positions], self._local[1][positions])
         plan = self._kernels.plan(batch)
-        hidden = self.embedding[batch.token_ids.long()]  # [rows, hidden]
+        hidden = self._embed(batch.token_ids.long())  # [rows, hidden]
         kept: dict[int, Tensor] = {}
         for i, layer in enumerate(self.layers):
             if i in hidden_layers:
@@ -101,24 +106,35 @@ class Decoder:
             if i not in active:
                 continue
             normed = self._norm(hidden, layer.input_norm)
-            query, key, value = self._project(layer, normed, cos, sin)
+            query, key, value = self._project(layer, normed)
+            if i not in self.config.no_rope_layers:
+                cos, sin = angles if self.config.window(i) is None else local
+                query, key = reference.rope(query, cos, sin), reference.rope(key, cos, sin)
             reference.write_kv(key, value, kv_cache[i], batch.slot_mapping)
-            scale = self.config.head_dim**-0.5
-            mixed = self._kernels.attention(query, kv_cache[i], plan, self.config.window(i), scale)
-            hidden = hidden + self._linear(mixed.flatten(1), layer.output)
-            hidden = hidden + self._mlp(layer, self._norm(hidden, layer.mlp_norm))
+            mixed = self._kernels.attention(query, kv_cache[i], plan, self.config.window(i), self.config.score_scale)
+            hidden = hidden + self._maybe_norm(self._linear(mixed.flatten(1), layer.output), layer.output_norm)
+            given = self._mlp(layer, self._norm(hidden, layer.mlp_norm))
+            hidden = hidden + self._maybe_norm(given, layer.mlp_output_norm)
         return self._output(batch, hidden, hidden_layers, kept)
 
-    def _project(self, layer: Layer, normed: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        rows = self.embedding[token_ids]
+        if self.config.embedding_scale == 1.0:
+            return rows
+        return rows * torch.tensor(self.config.embedding_scale, dtype=self.dtype)  # the factor is rounded, as trained
+
+    def _project(self, layer: Layer, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
         qkv = self._linear(normed, layer.qkv).view(normed.shape[0], -1, config.head_dim)  # [rows, all heads, dim]
         query, key, value = torch.split(qkv, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
             query, key = self._norm(query, layer.q_norm), self._norm(key, layer.k_norm)
-        return reference.rope(query, cos, sin), reference.rope(key, cos, sin), value
+        return query, key, value
 
     def _mlp(self, layer: Layer, normed: Tensor) -> Tensor:
-        return self._linear(self._kernels.silu_mul(self._linear(normed, layer.gate_up)), layer.down)
+        gate_up = self._linear(normed, layer.gate_up)
+        is_silu = self.config.activation == "silu"
+        return self._linear(self._kernels.silu_mul(gate_up) if is_silu else reference.gelu_mul(gate_up), layer.down)
 
     def _output(
         self, batch: ForwardBatch, hidden: Tensor, hidden_layers: Sequence[int], kept: dict[int, Tensor]
@@ -140,6 +156,9 @@ class Decoder:
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._kernels.rms_norm(x, weight, self.config.rms_norm_eps)
 
+    def _maybe_norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return x if weight is None else self._norm(x, weight)
+
     def _linear(self, x: Tensor, linear: Linear) -> Tensor:
         return self._kernels.linear(x, linear.weight, linear.bias)
 
@@ -159,15 +178,20 @@ class Decoder:
     def _layer(self, index: int) -> Layer:
         prefix = layer_prefix(index)
         config = self.config
+        after = (
+            prefix + "post_attention_layernorm.weight"
+        )  # before the MLP, or where there are more norms, after attention
         return Layer(
             input_norm=self._tensor(prefix + "input_layernorm.weight"),
             qkv=self._fused(prefix, "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
             q_norm=self._tensor(prefix + "self_attn.q_norm.weight") if config.qk_norm else None,
             k_norm=self._tensor(prefix + "self_attn.k_norm.weight") if config.qk_norm else None,
             output=self._fused(prefix, "self_attn.o_proj"),
-            mlp_norm=self._tensor(prefix + "post_attention_layernorm.weight"),
+            output_norm=self._tensor(after) if config.output_norms else None,
+            mlp_norm=self._tensor(prefix + "pre_feedforward_layernorm.weight" if config.output_norms else after),
             gate_up=self._fused(prefix, "mlp.gate_proj", "mlp.up_proj"),
             down=self._fused(prefix, "mlp.down_proj"),
+            mlp_output_norm=self._tensor(prefix + "post_feedforward_layernorm.weight") if config.output_norms else None,
         )
 
     def _fused(self, prefix: str, *names: str) -> Linear:

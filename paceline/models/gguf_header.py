@@ -26,6 +26,7 @@ class StoredTensor:
     kind: str  # "F32", "Q4_1", ...
     shape: tuple[int, ...]  # rows first, as in PyTorch
     data: NDArray[np.uint8]  # the stored bytes, read-only
+    start: int  # where they begin in the file
 
 
 class Header:
@@ -101,4 +102,11 @@ class Header:
         if start + num_bytes > len(self._buffer):
             raise ValueError(f"it ends at byte {len(self._buffer)}, but {name} reaches to {start + num_bytes}")
         data = np.frombuffer(self._buffer, np.uint8, num_bytes, start)
-        return StoredTensor(quantization.name, shape, data)
+        return StoredTensor(quantization.name, shape, data, start)
+
+    def release(self, tensor: StoredTensor) -> None:
+        """Give the tensor's pages back to the system: it has been copied. Reading it again reads the file again."""
+        start = -(-tensor.start // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (tensor.start + len(tensor.data)) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > start and hasattr(mmap, "MADV_DONTNEED"):
+            self._buffer.madvise(mmap.MADV_DONTNEED, start, end - start)

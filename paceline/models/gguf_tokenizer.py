@@ -49,6 +49,7 @@ CUTS = {
     "llama-bpe": Cut(LLAMA3_CUT, whole_pieces=True, adds_bos=True),
     "llama-v3": Cut(LLAMA3_CUT, whole_pieces=True, adds_bos=True),
     "llama3": Cut(LLAMA3_CUT, whole_pieces=True, adds_bos=True),
+    "smaug-bpe": Cut(LLAMA3_CUT, whole_pieces=True),  # SmolLM3
     "qwen2": Cut(QWEN2_CUT, compose=True),
     "deepseek-r1-qwen": Cut(QWEN2_CUT, compose=True, adds_bos=True),
     "tekken": Cut(TEKKEN_CUT, whole_pieces=True, adds_bos=True),

@@ -16,7 +16,7 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     """All tensors of the folder by name, as stored."""
     for index_name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
         if (folder / index_name).is_file():
-            return _read_files(folder, _shards(folder / index_name))
+            return _read_shards(folder, folder / index_name)
     for file_name in ("model.safetensors", "pytorch_model.bin"):
         if (folder / file_name).is_file():
             return _read_files(folder, [file_name])
@@ -28,11 +28,24 @@ def read_folder(folder: Path) -> dict[str, Tensor]:
     )
 
 
-def _shards(index: Path) -> list[str]:
+def _read_shards(folder: Path, index: Path) -> dict[str, Tensor]:
+    weight_map = _weight_map(index)
+    tensors = _read_files(folder, sorted(set(weight_map.values())))
+    lost, extra = sorted(weight_map.keys() - tensors.keys()), sorted(tensors.keys() - weight_map.keys())
+    if lost or extra:
+        what = f"{lost[0]} is in none of them" if lost else f"{extra[0]} is in one of them, but not in the index"
+        raise ModelLoadError(
+            f"{index} and the shards that it names do not belong together: {what}. Shards of different downloads may "
+            "have been mixed: fetch the model again."
+        )
+    return tensors
+
+
+def _weight_map(index: Path) -> dict[str, str]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ModelLoadError(f"{index} has no `weight_map` from tensors to files. Fetch the model again.")
-    return sorted(set(weight_map.values()))
+    return {str(name): str(file) for name, file in weight_map.items()}
 
 
 def _read_files(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
@@ -41,7 +54,13 @@ def _read_files(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
         path = folder / name
         if not path.is_file():
             raise ModelLoadError(f"{path} is missing, though the index names it. Fetch the model again.")
-        tensors.update(read_tensors(path))
+        found = read_tensors(path)
+        if twice := sorted(tensors.keys() & found.keys()):
+            raise ModelLoadError(
+                f"{path} holds {twice[0]}, which another shard holds too. Shards of different downloads may have been "
+                "mixed: fetch the model again."
+            )
+        tensors.update(found)
     return tensors
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from paceline.core.model_config import ModelConfig
-from paceline.core.weights import QuantizedTensor, Weights
+from paceline.core.weights import QuantizedTensor, ShapedWeights, Weights
 from paceline.errors import ModelLoadError
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -39,6 +39,9 @@ def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     q_size, kv_size = config.q_size, config.kv_size
     yield "input_layernorm.weight", (hidden,)
     yield "post_attention_layernorm.weight", (hidden,)
+    if config.output_norms:
+        yield "pre_feedforward_layernorm.weight", (hidden,)
+        yield "post_feedforward_layernorm.weight", (hidden,)
     if config.qk_norm:
         yield "self_attn.q_norm.weight", (config.head_dim,)
         yield "self_attn.k_norm.weight", (config.head_dim,)
@@ -58,6 +61,12 @@ def _layer_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def check_weights(weights: Weights, config: ModelConfig, source: str) -> dict[str, Tensor | QuantizedTensor]:
     """The model's tensors out of `weights`; raise when one is missing, extra or of another shape."""
+    check_shapes(weights, config, source)
+    return {name: weights[name] for name in expected_shapes(config)}
+
+
+def check_shapes(weights: Weights, config: ModelConfig, source: str) -> None:
+    """The same check, without reading weights that can say their shapes."""
     expected = expected_shapes(config)
     missing = sorted(expected.keys() - weights.keys())
     if missing:
@@ -72,13 +81,12 @@ def check_weights(weights: Weights, config: ModelConfig, source: str) -> dict[st
             "wrong text. Check that config.json belongs to these weights."
         )
     for name, shape in expected.items():
-        found = tuple(weights[name].shape)
+        found = weights.shape(name) if isinstance(weights, ShapedWeights) else tuple(weights[name].shape)
         if found != shape:
             raise ModelLoadError(
                 f"{source}: {name} has shape {found}, but config.json calls for {shape}. "
                 "Check that config.json belongs to these weights."
             )
-    return {name: weights[name] for name in expected}
 
 
 def _ignorable(name: str, config: ModelConfig) -> bool:

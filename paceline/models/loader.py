@@ -11,18 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from paceline.core.forward import Target
 from paceline.core.model_config import ModelConfig
-from paceline.core.weights import QuantizedTensor
+from paceline.core.weights import ShapedWeights
 from paceline.errors import InvalidOptionError
-from paceline.models.aliases import SOURCE_FILE
-from paceline.models.config import model_config
 from paceline.models.decoder import Decoder
 from paceline.models.gguf_file import GgufFile
-from paceline.models.hf import read_folder
-from paceline.models.layout import check_weights
+from paceline.models.loading import folder_scheme, gguf_path, load_config, load_tokenizer, read_weights
+from paceline.models.memory import check_memory
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.resolve import resolve_model
 from paceline.models.static_inputs import PassRoom
@@ -54,7 +51,7 @@ def load_model(
     *,
     dtype: str = "auto",  # float32 on a CPU (quantized: float16 keys and values), bfloat16 on CUDA
     device: str = "auto",
-    quantization: str | None = "auto",  # "int8", "gguf" (the file's own blocks), None, or what `_quantization` picks
+    quantization: str | None = "auto",  # "int8", "gguf", "checkpoint", None, or what `_quantization` picks
     batch_invariant: bool | None = None,  # None: where it costs next to nothing, see `_batch_invariant`
     num_threads: int | None = None,
     kernels: str = "auto",
@@ -67,26 +64,47 @@ def load_model(
     if num_threads is not None and num_threads < 1:
         raise InvalidOptionError(f"num_threads must be at least 1, but is {num_threads}")
     path = resolve_model(model, progress=not quiet)
+    config = load_config(path)
+    use_native = use_native and _native_knows(config, kernels)
     quantization = _quantization(quantization, path, dtype, use_native)
     if dtype == "auto" and quantization:
         torch_dtype = torch.float16  # keys and values: finer than the weights, at half the bytes of float32
-    config = load_config(path)
     tokenizer = load_tokenizer(path)
-    weights = load_weights(path, config, keep_quantized=quantization == "gguf")
     decoder: Target
     capture: Callable[[PassRoom], PaddedDecoder] | None = None
     if use_native:
-        from paceline.models.native import NativeDecoder
-
-        decoder = NativeDecoder(config, weights, dtype=torch_dtype, quantization=quantization, num_threads=num_threads)
+        decoder = _native_decoder(path, config, torch_dtype, quantization, num_threads)
     else:
+        check_memory(path, config, torch_dtype, None, target.type)
+        weights = read_weights(path, config)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
         invariant = _batch_invariant(batch_invariant, target, config)
         decoder = Decoder(config, weights, dtype=torch_dtype, device=target, batch_invariant=invariant)
-        if invariant and target.type == "cuda" and kernels == "auto" and config.head_dim <= FUSED_HEAD_DIM:
+        is_plain = config.head_dim <= FUSED_HEAD_DIM and not config.special_parts
+        if invariant and target.type == "cuda" and kernels == "auto" and is_plain:
             decoder, capture = _fused(decoder)
     return LoadedModel(model, path, config, decoder, tokenizer, _execution(decoder, quantization), capture)
+
+
+def _native_decoder(
+    path: Path, config: ModelConfig, dtype: torch.dtype, quantization: str | None, num_threads: int | None
+) -> Target:
+    """The decoder on the native kernels, over packed weights of an earlier load where they were kept."""
+    from paceline.models.native import NativeDecoder
+    from paceline.models.packed_cache import packed_entry
+
+    entry = packed_entry(path, dtype=dtype, quantization=quantization)
+    packed = entry.read() if entry else None
+    if not packed:
+        check_memory(path, config, dtype, quantization, "cpu")
+    weights = packed or read_weights(path, config, keep_quantized=quantization in ("gguf", "checkpoint"))
+    decoder = NativeDecoder(config, weights, dtype=dtype, quantization=quantization, num_threads=num_threads)
+    if isinstance(weights, ShapedWeights) and (notes := weights.notes()):
+        logger.warning("%s", notes[0].upper() + notes[1:])
+    if entry and not packed:
+        entry.write(decoder.weights)
+    return decoder
 
 
 def _fused(decoder: Decoder) -> tuple[Target, Callable[[PassRoom], PaddedDecoder]]:
@@ -96,24 +114,6 @@ def _fused(decoder: Decoder) -> tuple[Target, Callable[[PassRoom], PaddedDecoder
 
     fused = FusedDecoder(decoder)
     return fused, lambda room: PaddedDecoder(fused, CapturedPasses(fused), room)
-
-
-def load_config(path: Path) -> ModelConfig:
-    return model_config(path) if path.is_dir() else GgufFile(path).config()
-
-
-def load_tokenizer(path: Path) -> Tokenizer:
-    return Tokenizer.from_folder(path) if path.is_dir() else Tokenizer.from_gguf(path)
-
-
-def load_weights(
-    path: Path, config: ModelConfig, *, keep_quantized: bool = False
-) -> dict[str, Tensor | QuantizedTensor]:
-    """The model's tensors, checked against its config. `keep_quantized` leaves GGUF blocks as they are stored."""
-    if path.is_dir() and not (keep_quantized and (path / SOURCE_FILE).is_file()):
-        return check_weights(read_folder(path), config, str(path))
-    file = path / SOURCE_FILE if path.is_dir() else path
-    return check_weights(GgufFile(file).weights(keep_quantized=keep_quantized), config, str(file))
 
 
 def _device(device: str) -> torch.device:
@@ -138,15 +138,23 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def _quantization(asked: str | None, path: Path, dtype: str, use_native: bool) -> str | None:
-    """auto: compute on a GGUF file's own blocks, the fastest way that leaves its weights as they are.
+    """auto: compute on the file's own blocks or values, the fastest way that leaves its weights as they are.
 
     A model in plain floating point, and one for which a dtype was asked, is computed in floating point."""
     if asked == "auto":
-        has_blocks = not path.is_dir() or (path / SOURCE_FILE).is_file()
-        file = path / SOURCE_FILE if path.is_dir() else path
-        return "gguf" if use_native and dtype == "auto" and has_blocks and GgufFile(file).is_quantized else None
+        if not use_native or dtype != "auto":
+            return None
+        file = gguf_path(path)
+        if file is not None:
+            return "gguf" if GgufFile(file).is_quantized else None
+        return "checkpoint" if folder_scheme(path) else None
     if asked is not None and not use_native:
         raise InvalidOptionError(f"quantization={asked!r} needs the native CPU kernels; leave it out to run on PyTorch")
+    if asked == "checkpoint" and (gguf_path(path) or not folder_scheme(path)):
+        raise InvalidOptionError(
+            "quantization='checkpoint' computes on the values of a quantized folder, but config.json has no "
+            "quantization_config"
+        )
     return asked
 
 
@@ -181,7 +189,11 @@ def _execution(decoder: Target, quantization: str | None) -> str:
     from paceline.models.native import NativeDecoder
     from paceline.ops import native
 
-    weights = {"gguf": "the file's own blocks", "int8": "int8 weights"}.get(quantization or "", "")
+    weights = {
+        "gguf": "the file's own blocks",
+        "checkpoint": "the folder's own quantized values",
+        "int8": "int8 weights",
+    }.get(quantization or "", "")
     weights = weights or str(decoder.dtype).removeprefix("torch.")
     bits = "batch-invariant" if decoder.batch_invariant else "not batch-invariant: an answer may change with its batch"
     if isinstance(decoder, NativeDecoder):
@@ -189,6 +201,25 @@ def _execution(decoder: Target, quantization: str | None) -> str:
     kernels = "Triton" if decoder.batch_invariant and decoder.device.type == "cuda" else "PyTorch"
     kernels = "fused Triton kernels" if decoder.draws_tokens else kernels
     return f"{kernels} on {decoder.device}, {weights}, {bits}"
+
+
+def _native_knows(config: ModelConfig, kernels: str) -> bool:
+    """Whether the native kernels have all parts of this model; PyTorch has."""
+    from paceline.models.native import NATIVE_PARTS
+
+    missing = ", ".join(sorted(config.special_parts - NATIVE_PARTS))
+    if missing and kernels == "native":
+        raise InvalidOptionError(
+            f"kernels='native' was asked for, but the native kernels lack what this {config.family} model has: "
+            f"{missing}"
+        )
+    if missing:
+        logger.warning(
+            "Running on PyTorch, which is slower: the native kernels lack what this %s model has: %s",
+            config.family,
+            missing,
+        )
+    return not missing
 
 
 def _use_native(kernels: str, device: torch.device) -> bool:

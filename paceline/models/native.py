@@ -10,6 +10,7 @@ its pass (`docs/kernels.md` says why).
 | the same, quantization=int8 | int8 with a scale per 32 weights; activations int8 per 32, sums exact in int32   |
 | GGUF blocks                 | the file's own 4-, 5- and 8-bit values; activations as for int8                  |
 | the same, quantization=int8 | int8, from the widened values                                                    |
+| AWQ, GPTQ, ... folders      | their own 4- and 8-bit values where a block holds them exactly (models/quantized)|
 
 >>> decoder = NativeDecoder(config, weights, dtype=torch.float32)
 >>> decoder.forward(batch, kv_cache).logits
@@ -26,14 +27,15 @@ from paceline.core.forward import ForwardBatch, ForwardOutput
 from paceline.core.model_config import ModelConfig
 from paceline.core.weights import QuantizedTensor, Weights
 from paceline.errors import InvalidOptionError, InvalidRequestError, UnsupportedModelError
-from paceline.models.dequantize import dequantize
-from paceline.models.layout import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
+from paceline.models.native_weights import NativeWeights
+from paceline.models.packed_weights import PackedWeights
 from paceline.models.rope import rope_frequencies
 from paceline.ops.native import available, default_num_threads, unavailable_reason
 from paceline.ops.native.layers import unpack_rows
-from paceline.ops.native.library import FORMATS, MATRICES, SOURCES, STATUS, VECTORS, Batch, Config, library
+from paceline.ops.native.library import FORMATS, STATUS, Batch, Config, library
 
-QUANTIZATIONS = ("int8", "gguf")
+NATIVE_PARTS = frozenset({"layers without rotary embedding"})  # of `ModelConfig.special_parts`
+QUANTIZATIONS = ("int8", "gguf", "checkpoint")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BATCH_INTS = (
     "token_ids",
@@ -46,15 +48,6 @@ BATCH_INTS = (
     "cu_query",
     "logits_rows",
 )
-LAYER_MATRICES = {
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
 
 
 class NativeDecoder:
@@ -65,7 +58,7 @@ class NativeDecoder:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Weights,
+        weights: Weights | PackedWeights,  # or as an earlier load packed them
         *,
         dtype: torch.dtype = torch.float32,  # of the KV cache, and of plain weights
         quantization: str | None = None,
@@ -73,14 +66,17 @@ class NativeDecoder:
     ) -> None:
         if not available():
             raise UnsupportedModelError(unavailable_reason() or "")
+        if missing := ", ".join(sorted(config.special_parts - NATIVE_PARTS)):
+            raise UnsupportedModelError(f"the native kernels lack what this {config.family} model has: {missing}")
         if dtype not in DTYPES:
             raise InvalidOptionError(f"dtype {dtype} does not run on the native CPU path; use one of {DTYPES}")
         if quantization not in (None, *QUANTIZATIONS):
             raise InvalidOptionError(
                 f"quantization {quantization!r} is unknown; use 'int8', or 'gguf' to compute on a GGUF file's own "
-                "blocks, or None to take the weights as they are given"
+                "blocks, 'checkpoint' to compute on the values of a quantized folder, or None to take the weights as "
+                "they are given"
             )
-        if quantization == "gguf" and not any(isinstance(w, QuantizedTensor) for w in weights.values()):
+        if quantization == "gguf" and not _has_blocks(weights):
             raise InvalidOptionError("quantization 'gguf' computes on GGUF blocks, but these weights have none")
         self.config = config
         self.dtype = dtype
@@ -89,7 +85,12 @@ class NativeDecoder:
         self._library = library()
         self._model = self._new_model()
         weakref.finalize(self, self._library.pl_model_free, self._model)
-        self._load(weights)
+        self.weights = NativeWeights(self._model, config, dtype, quantization)
+        if isinstance(weights, PackedWeights):
+            self._packed = weights  # its memory is the model's
+            self.weights.use(weights)
+        else:
+            self.weights.load(weights)
 
     @property
     def weight_bytes(self) -> int:
@@ -168,6 +169,8 @@ class NativeDecoder:
         inv_freq, rope_scale = rope_frequencies(config)
         inv_freq = inv_freq.float().contiguous()
         windows = torch.tensor([config.window(i) or 0 for i in range(config.num_layers)], dtype=torch.int32)
+        blind = config.no_rope_layers
+        rotates = torch.tensor([i not in blind for i in range(config.num_layers)], dtype=torch.int32)
         native = Config(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -182,74 +185,19 @@ class NativeDecoder:
             rope_scale=rope_scale,
             inv_freq=inv_freq.data_ptr(),
             windows=windows.data_ptr(),
+            rotates=rotates.data_ptr(),
         )
         model = self._library.pl_model_new(ctypes.byref(native))
         if not model:
             raise MemoryError("no memory for the native decoder")
         return int(model)
 
-    def _load(self, weights: Weights) -> None:
-        self._set_matrix("embed", 0, weights[EMBEDDING], None)
-        self._set_vector("final_norm", 0, weights[FINAL_NORM])
-        if self.config.tie_word_embeddings:
-            self._library.pl_model_tie_head(self._model)
-        else:
-            self._set_matrix("head", 0, weights[HEAD], None)
-        for layer in range(self.config.num_layers):
-            prefix = layer_prefix(layer)
-            self._set_vector("input_norm", layer, weights[prefix + "input_layernorm.weight"])
-            self._set_vector("post_norm", layer, weights[prefix + "post_attention_layernorm.weight"])
-            if self.config.qk_norm:
-                self._set_vector("q_norm", layer, weights[prefix + "self_attn.q_norm.weight"])
-                self._set_vector("k_norm", layer, weights[prefix + "self_attn.k_norm.weight"])
-            for part, name in LAYER_MATRICES.items():
-                bias = weights.get(f"{prefix}{name}.bias")
-                self._set_matrix(part, layer, weights[f"{prefix}{name}.weight"], bias)
-
-    def _set_matrix(
-        self, part: str, layer: int, weight: Tensor | QuantizedTensor, bias: Tensor | QuantizedTensor | None
-    ) -> None:
-        source, data, wanted = self._source_of(weight)
-        rows, columns = weight.shape
-        wide_bias = None if bias is None else _float_vector(bias)
-        status = self._library.pl_model_set_matrix(
-            self._model,
-            MATRICES[part],
-            layer,
-            source,
-            wanted,
-            rows,
-            columns,
-            data.data_ptr(),
-            None if wide_bias is None else wide_bias.data_ptr(),
-        )
-        if status:
-            raise UnsupportedModelError(f"matrix {part} of layer {layer} ({rows} x {columns}): {STATUS[status]}")
-
-    def _source_of(self, weight: Tensor | QuantizedTensor) -> tuple[int, Tensor, int]:
-        """(kind, data, panel format) of a matrix."""
-        if isinstance(weight, QuantizedTensor):
-            if weight.kind in SOURCES and self.quantization != "int8":
-                source = SOURCES[weight.kind]
-                return source, weight.data.contiguous(), int(self._library.pl_natural_format(source))
-            # int8 also takes the blocks that panels do not know (Q6_K and coarser): it is finer than any of them.
-            return SOURCES["float32"], dequantize(weight).contiguous(), FORMATS["int8"]
-        if weight.dtype not in DTYPES:
-            weight = weight.float()
-        is_own = self.dtype == torch.float32 or self.quantization == "gguf"  # then `dtype` is that of keys and values
-        kept = weight.dtype if is_own else self.dtype
-        name = "int8" if self.quantization == "int8" else _name(kept)
-        return SOURCES[_name(weight.dtype)], weight.detach().cpu().contiguous(), FORMATS[name]
-
-    def _set_vector(self, part: str, layer: int, weight: Tensor | QuantizedTensor) -> None:
-        vector = _float_vector(weight)
-        self._library.pl_model_set_vector(self._model, VECTORS[part], layer, vector.numel(), vector.data_ptr())
-
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _float_vector(weight: Tensor | QuantizedTensor) -> Tensor:
-    wide = dequantize(weight) if isinstance(weight, QuantizedTensor) else weight
-    return wide.detach().cpu().float().flatten().contiguous()
+def _has_blocks(weights: Weights | PackedWeights) -> bool:
+    if isinstance(weights, PackedWeights):
+        return True  # packed from weights that had
+    return any(isinstance(weight, QuantizedTensor) for weight in weights.values())

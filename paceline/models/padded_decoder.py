@@ -1,29 +1,46 @@
 """A decoder whose passes have few sizes: each is padded to the next one and runs from static buffers.
 
 On CUDA a pass of a size is one captured graph (models/captured_passes.py); the plain twin (models/plain_passes.py) runs
-the same way without a graph, on any device. What is larger than the largest size, or runs only some layers, is left to
-the decoder beneath. Both give the same bits, so nobody can tell which one ran.
+the same way without a graph, on any device. A pass over only some layers, or over another cache, is left to the
+decoder beneath. Both give the same bits, so nobody can tell which one ran.
 
     decoder = PaddedDecoder(fused, CapturedPasses(fused), room)
     decoder.prepare(hidden_layers=())  # capture now what decoding needs, and not in the first requests
     output = decoder.forward(batch, room.kv_cache)
+
+A pass may be launched while the one before still runs, and take tokens that this one draws (`ForwardBatch.follows`):
+
+    first = decoder.launch(batch, room.kv_cache)
+    second = decoder.launch(next_batch, room.kv_cache)
+    first.collect().tokens
 """
 
 import bisect
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.core.forward import ForwardBatch, ForwardOutput, Target
+from paceline.core.forward import ForwardBatch, ForwardOutput, PendingPass, Target
+from paceline.models.read_back import ReadBack, ReadBacks
 from paceline.models.static_inputs import InputViews, PassRoom, StaticInputs, aligned, read_tokens
 
-# From 16 rows on each is at most half as large again as the one before: padding costs a small pass nothing, and a large
-# one at most a third. The last ones are for drafts of many requests; larger passes take longer than their launches.
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024)
+MAX_LOGITS_SIZE = 1024  # room for logits is that of a whole pass: 0.6 GB for a vocabulary of 150,000
+
+
+def sizes_up_to(max_rows: int) -> tuple[int, ...]:
+    """From 16 rows on each is at most half as large again as the one before: padding costs a small pass nothing, and a
+    large one at most a third."""
+    sizes = [1, 2, 4, 8]
+    while sizes[-1] < max_rows:
+        power = 1 << (sizes[-1] * 2 // 3).bit_length()  # the power of two above, or itself
+        sizes.append(power if power > sizes[-1] else sizes[-1] * 3 // 2)
+    return tuple(sizes)
 
 
 class PassKind(NamedTuple):
@@ -31,13 +48,11 @@ class PassKind(NamedTuple):
 
     logits: bool
     hidden_layers: tuple[int, ...]
+    goes_on: bool = False  # it begins by making its inputs out of those of the pass before, see `launch_next`
 
 
 class StaticPass(Protocol):
-    """One size and kind, ready to run over what lies in the static inputs."""
-
-    @property
-    def picked(self) -> Tensor: ...  # [2, at least size] int32, see `read_tokens`
+    """One size and kind, ready to run over what lies in the static inputs. Tokens go to `InputViews.picked`."""
 
     @property
     def logits(self) -> Tensor | None: ...  # [size, vocab] float32
@@ -67,22 +82,63 @@ class PassClock:
     num_by_size: dict[int, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class DonePass:
+    output: ForwardOutput
+
+    def collect(self) -> ForwardOutput:
+        return self.output
+
+
+@dataclass(slots=True)
+class LaunchedPass:
+    """`ForwardOutput` but for the tokens, which are on their way."""
+
+    clock: PassClock
+    logits: Tensor
+    hidden: Tensor | None
+    tokens: ReadBack | None
+
+    def collect(self) -> ForwardOutput:
+        if self.tokens is None:
+            return ForwardOutput(self.logits, self.hidden)
+        begin_s = time.perf_counter()
+        host = self.tokens.wait()
+        self.clock.device_s += self.tokens.device_s()
+        tokens = read_tokens(host)
+        self.clock.read_s += time.perf_counter() - begin_s
+        return ForwardOutput(self.logits, self.hidden, tokens)
+
+
+class PlainRows(NamedTuple):
+    """A pass of one row and one drawn token for each request."""
+
+    size: int
+    num_rows: int
+    kind: PassKind
+
+
 class PaddedDecoder:
     draws_tokens = True
 
-    def __init__(self, base: Target, passes: PassMaker, room: PassRoom, sizes: Sequence[int] = SIZES) -> None:
-        self.base, self.room, self.sizes = base, room, tuple(sizes)
+    def __init__(
+        self,
+        base: Target,
+        passes: PassMaker,
+        room: PassRoom,
+        sizes: Sequence[int] | None = None,  # of rows; by default such that every pass of the engine has one
+    ) -> None:
+        self.base, self.room, self.sizes = base, room, tuple(sizes or sizes_up_to(room.max_rows))
         self.config, self.dtype, self.device = base.config, base.dtype, base.device
         self.batch_invariant, self.num_threads, self.handle = base.batch_invariant, base.num_threads, base.handle
         self.clock = PassClock()
         self._maker = passes
-        self._inputs = StaticInputs(room, max(sizes), base.device)
+        self._inputs = StaticInputs(room, max(self.sizes), base.device)
+        self._views = {size: self._inputs.views(size) for size in self.sizes}
         self._passes: dict[tuple[int, PassKind], StaticPass] = {}
-        on_cuda = base.device.type == "cuda"
-        self._picked = torch.empty(2 * aligned(max(sizes)), dtype=torch.int32, pin_memory=on_cuda)
-        self._events: list[torch.cuda.Event] = []
-        if on_cuda:
-            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        self._last: PlainRows | None = None  # what was launched last, where `launch_next` can follow
+        self._no_logits = torch.empty(0, base.config.vocab_size)
+        self._read_backs = ReadBacks(2 * aligned(max(self.sizes)), base.device)
 
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         return self.base.vocabulary_rows(ids, head=head)
@@ -91,6 +147,8 @@ class PaddedDecoder:
         """Make the passes of every size that only draw tokens, the largest first: the others fit into its memory."""
         for size in reversed(self.sizes):
             self._pass(size, PassKind(False, tuple(hidden_layers)))
+            if size < 2 * self.room.max_num_seqs:
+                self._pass(size, PassKind(False, tuple(hidden_layers), goes_on=True))
 
     def forward(
         self,
@@ -100,44 +158,78 @@ class PaddedDecoder:
         hidden_layers: Sequence[int] = (),
         layers: Sequence[int] | None = None,
     ) -> ForwardOutput:
-        size = self._size(batch)
+        return self.launch(batch, kv_cache, hidden_layers=hidden_layers, layers=layers).collect()
+
+    def launch(
+        self,
+        batch: ForwardBatch,
+        kv_cache: Tensor,
+        *,
+        hidden_layers: Sequence[int] = (),
+        layers: Sequence[int] | None = None,
+    ) -> PendingPass:
+        """As `forward`, without waiting where that is possible. Logits are good until the next launch."""
+        size, self._last = self._size(batch), None
         if size is None or layers is not None or kv_cache is not self.room.kv_cache:
-            return self._run_eagerly(batch, kv_cache, hidden_layers, layers)
+            return DonePass(self._run_eagerly(batch, kv_cache, hidden_layers, layers))
         num_logits = batch.logits_rows.shape[0]
         kind = PassKind(batch.wants_logits and num_logits > 0, tuple(hidden_layers))
         found = self._pass(size, kind)
+        is_plain = batch.num_rows == batch.block_tables.shape[0] == num_logits
+        if is_plain and batch.draws is not None and not kind.logits:
+            self._last = PlainRows(size, num_logits, kind)
+            self._pass(size, kind._replace(goes_on=True))  # now: capturing it overwrites the inputs
         begin_s = time.perf_counter()
         self._inputs.write(batch, size)
-        written_s = time.perf_counter()
-        self._launch(found)
-        launched_s = time.perf_counter()
-        tokens = self._read(found, num_logits) if batch.draws is not None and num_logits else None
+        self.clock.write_s += time.perf_counter() - begin_s
+        return self._start(found, size, batch.num_rows, num_logits, draws=batch.draws is not None)
+
+    def launch_next(self, tables: NDArray[np.int32] | None) -> PendingPass | None:
+        """The pass after the one launched last, for the same requests: each row goes on with the token that it draws
+        there. `tables`: their blocks by now, [requests, max_blocks]; None: as before. Returns None where the last
+        launch was not of one row and one token for each request."""
+        last = self._last
+        if last is None:
+            return None
+        begin_s = time.perf_counter()
+        if tables is not None:
+            self._inputs.write_tables(tables, last.size)
+        self.clock.write_s += time.perf_counter() - begin_s
+        found = self._pass(last.size, last.kind._replace(goes_on=True))
+        return self._start(found, last.size, last.num_rows, last.num_rows, draws=True)
+
+    def _start(self, found: StaticPass, size: int, num_rows: int, num_logits: int, *, draws: bool) -> LaunchedPass:
+        begin_s = time.perf_counter()
+        read_back = self._read_backs.next(self.clock.times_device)
+        read_back.begin()
+        found.launch()
+        # Drafters keep hidden states for a step or more, so they get their own.
+        hidden = None if found.hidden is None else found.hidden[:num_rows].clone()
+        tokens = None
+        if draws and num_logits:
+            tokens = read_back.read(self._views[size].picked, num_logits)
+        logits = self._no_logits if found.logits is None else found.logits[:num_logits]
         clock = self.clock
         clock.num_passes += 1
         clock.num_by_size[size] = clock.num_by_size.get(size, 0) + 1
-        clock.write_s += written_s - begin_s
-        clock.launch_s += launched_s - written_s
-        clock.read_s += time.perf_counter() - launched_s
-        # Drafters keep hidden states for a step or more, so they get their own; logits are good until the next pass.
-        hidden = None if found.hidden is None else found.hidden[: batch.num_rows].clone()
-        logits = torch.empty(0, self.config.vocab_size) if found.logits is None else found.logits[:num_logits]
-        return ForwardOutput(logits, hidden, tokens)
+        clock.launch_s += time.perf_counter() - begin_s
+        return LaunchedPass(clock, logits, hidden, tokens)
 
     def _run_eagerly(
         self, batch: ForwardBatch, kv_cache: Tensor, hidden_layers: Sequence[int], layers: Sequence[int] | None
     ) -> ForwardOutput:
         begin_s = time.perf_counter()
-        times_device = self.clock.times_device and bool(self._events)
-        if times_device:
-            self._events[0].record()
+        if batch.follows is not None:
+            batch = self._with_drawn_tokens(batch, batch.follows)
         output = self.base.forward(batch, kv_cache, hidden_layers=hidden_layers, layers=layers)
-        if times_device:
-            self._events[1].record()
-            self._events[1].synchronize()
-            self.clock.device_s += self._events[0].elapsed_time(self._events[1]) / 1e3
         self.clock.num_eager += 1
         self.clock.eager_s += time.perf_counter() - begin_s
         return output
+
+    def _with_drawn_tokens(self, batch: ForwardBatch, follows: Tensor) -> ForwardBatch:
+        batch, at = batch.to(self.device), follows.to(self.device)
+        drawn = self._views[self.sizes[0]].drawn_before[at.clamp(min=0)].clamp(0, self.config.vocab_size - 1)
+        return replace(batch, token_ids=torch.where(at >= 0, drawn, batch.token_ids), follows=None)
 
     def _size(self, batch: ForwardBatch) -> int | None:
         num_requests, num_blocks = batch.block_tables.shape
@@ -146,28 +238,16 @@ class PaddedDecoder:
         if batch.token_ids.device.type != "cpu":
             return None  # a batch that is on the device already: only decoders beneath are handed one
         at = bisect.bisect_left(self.sizes, batch.num_rows)
-        return self.sizes[at] if at < len(self.sizes) else None
+        if at == len(self.sizes):
+            return None
+        wants_logits = batch.wants_logits and batch.logits_rows.shape[0] > 0
+        return None if wants_logits and self.sizes[at] > MAX_LOGITS_SIZE else self.sizes[at]
 
     def _pass(self, size: int, kind: PassKind) -> StaticPass:
         found = self._passes.get((size, kind))
         if found is None:
-            found = self._passes[size, kind] = self._maker.make(self._inputs.views(size), self.room, kind)
+            views = self._views[size]
+            drawn = views.drawn_before.clone()  # capturing runs the pass once: the next one may still need these
+            found = self._passes[size, kind] = self._maker.make(views, self.room, kind)
+            views.drawn_before.copy_(drawn)
         return found
-
-    def _launch(self, found: StaticPass) -> None:
-        if self.clock.times_device and self._events:
-            self._events[0].record()
-            found.launch()
-            self._events[1].record()
-        else:
-            found.launch()
-
-    def _read(self, found: StaticPass, num_logits: int) -> list[int | None]:
-        """The one place where the host waits for the device."""
-        host = self._picked[: found.picked.numel()].view(2, -1)
-        host.copy_(found.picked, non_blocking=True)
-        if self._events:
-            torch.cuda.current_stream(self.device).synchronize()
-            if self.clock.times_device:
-                self.clock.device_s += self._events[0].elapsed_time(self._events[1]) / 1e3
-        return read_tokens(host[:, :num_logits])

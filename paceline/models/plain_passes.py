@@ -54,16 +54,18 @@ class PlainPass:
     inputs: InputViews
     room: PassRoom
     kind: PassKind
-    picked: Tensor
     logits: Tensor | None
     hidden: Tensor | None = None
 
     def launch(self) -> None:
         inputs, kind = self.inputs, self.kind
         num_rows, num_requests, num_logits = inputs.counts.tolist()
-        req_ids = inputs.req_ids[:num_rows]
+        if kind.goes_on:
+            advance_views(inputs, num_rows, self.room.block_size)
+        req_ids, follows = inputs.req_ids[:num_rows], inputs.follows[:num_rows]
+        drawn_before = inputs.drawn_before[follows.clamp(min=0)].clamp(0, self.base.config.vocab_size - 1)
         batch = ForwardBatch(
-            token_ids=inputs.token_ids[:num_rows],
+            token_ids=torch.where(follows >= 0, drawn_before, inputs.token_ids[:num_rows]),
             positions=inputs.positions[:num_rows],
             slot_mapping=inputs.slots[:num_rows],
             context_lens=inputs.context_lens[:num_rows],
@@ -84,7 +86,18 @@ class PlainPass:
             self.hidden[:num_rows] = output.hidden
         if num_logits:
             drawn = (inputs.temperatures, inputs.seeds, inputs.draw_positions)
-            self.picked[:, :num_logits] = _pick(output.logits, TokenDraws(*(x[:num_logits].numpy() for x in drawn)))
+            inputs.picked[:, :num_logits] = _pick(output.logits, TokenDraws(*(x[:num_logits].numpy() for x in drawn)))
+
+
+def advance_views(inputs: InputViews, num_rows: int, block_size: int) -> None:
+    """The twin of ops/triton/advance.py."""
+    positions, requests = inputs.positions[:num_rows], inputs.req_ids[:num_rows].long()
+    positions += 1
+    blocks = inputs.block_tables[requests, (positions // block_size).long()]
+    inputs.slots[:num_rows] = blocks * block_size + positions % block_size
+    inputs.context_lens[:num_rows] = positions + 1
+    inputs.follows[:num_rows] = torch.arange(num_rows, dtype=torch.int32)
+    inputs.draw_positions[:num_rows] += 1
 
 
 class PlainPasses:
@@ -93,7 +106,5 @@ class PlainPasses:
 
     def make(self, inputs: InputViews, room: PassRoom, kind: PassKind) -> StaticPass:
         vocab = self.base.config.vocab_size
-        picked = torch.zeros(2, inputs.size, dtype=torch.int32)
-        return PlainPass(
-            self.base, inputs, room, kind, picked, torch.zeros(inputs.size, vocab) if kind.logits else None
-        )
+        logits = torch.zeros(inputs.size, vocab) if kind.logits else None
+        return PlainPass(self.base, inputs, room, kind, logits)

@@ -7,12 +7,13 @@ on which rows share a pass.
 """
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from paceline.core.model_config import ModelConfig, RopeScaling
-from paceline.errors import UnsupportedModelError
+from paceline.errors import ModelLoadError, UnsupportedModelError
 
 
 def rope_tables(config: ModelConfig, num_positions: int | None = None) -> tuple[Tensor, Tensor]:
@@ -21,6 +22,13 @@ def rope_tables(config: ModelConfig, num_positions: int | None = None) -> tuple[
     positions = torch.arange(num_positions or config.max_position, dtype=torch.float32)
     angles = positions[:, None] * inv_freq  # [positions, head_dim / 2]
     return angles.cos() * attention_scale, angles.sin() * attention_scale
+
+
+def local_rope_tables(config: ModelConfig, num_positions: int | None = None) -> tuple[Tensor, Tensor]:
+    """The tables of layers with a window, where they have a base of their own (else those of all layers)."""
+    if config.local_rope_theta is not None:
+        config = replace(config, rope_theta=config.local_rope_theta, rope_scaling=RopeScaling())
+    return rope_tables(config, num_positions)
 
 
 def rope_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
@@ -37,8 +45,20 @@ def rope_frequencies(config: ModelConfig) -> tuple[Tensor, float]:
             return inv_freq / llama3_slowdown(inv_freq, scaling), 1.0
         case "yarn":
             return _yarn(inv_freq, config.rope_theta, scaling), _yarn_attention_scale(scaling)
+        case "longrope":
+            return inv_freq / _pair_factors(config), scaling.attention_factor or 1.0
         case kind:
             raise UnsupportedModelError(f"rotary scaling {kind!r} is not supported")
+
+
+def _pair_factors(config: ModelConfig) -> Tensor:
+    factors = config.rope_scaling.factors
+    if len(factors) != config.head_dim // 2:
+        raise ModelLoadError(
+            f"rotary scaling has {len(factors)} factors for heads of {config.head_dim} dimensions; it needs "
+            f"{config.head_dim // 2}"
+        )
+    return torch.tensor(factors, dtype=torch.float32)
 
 
 def llama3_slowdown(inv_freq: Tensor, scaling: RopeScaling) -> Tensor:

@@ -29,9 +29,9 @@ class SentInts:
             copied.synchronize()
         return self._turn
 
-    def send(self, num_ints: int | None = None) -> None:
-        """The first ints, or all; without waiting for them to arrive."""
-        self.device_ints[:num_ints].copy_(self.hosts[self._turn][:num_ints], non_blocking=True)
+    def send(self, num_ints: int | None = None, begin: int = 0) -> None:
+        """The ints from `begin` on to `num_ints`, or all; without waiting for them to arrive."""
+        self.device_ints[begin:num_ints].copy_(self.hosts[self._turn][begin:num_ints], non_blocking=True)
         copied = self._copied[self._turn]
         if copied is not None:
             copied.record()

@@ -30,6 +30,7 @@ class PassRoom:
     block_size: int
     max_blocks: int  # of one request
     max_num_seqs: int
+    max_rows: int = 1024  # of a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +46,28 @@ class InputViews:
     parents: Tensor
     is_node: Tensor  # 0 or 1
     req_ids: Tensor
+    follows: Tensor  # logits row of the pass before whose token this row takes; -1: token_ids has it
     logits_rows: Tensor  # [size]; padding: row 0
     draw_positions: Tensor  # [size]
     temperatures: Tensor  # [size] float32
     seeds: Tensor  # [size] int64
     block_tables: Tensor  # [max_num_seqs, max_blocks] int32
+    picked: Tensor  # [2, at least size] int32: written by the pass, see `read_tokens`
+    drawn_before: Tensor  # [any] int32: tokens of the pass before, whatever its size, until this one writes `picked`
 
     def fill_with_padding(self) -> None:
         """A pass that reads no keys and writes none."""
         rows = (self.token_ids, self.positions, self.slots, self.context_lens, self.parents, self.is_node, self.req_ids)
-        others = (self.logits_rows, self.draw_positions, self.temperatures)
+        others = (self.follows, self.logits_rows, self.draw_positions, self.temperatures)
         for array, padding in zip((*rows, *others), ROW_PADDING, strict=True):
             array.fill_(padding)
         self.seeds.zero_()
         self.counts.zero_()
 
 
-NUM_ROW_ARRAYS = 10  # token_ids to temperatures above, in that order
-ROW_PADDING = (0, 0, -1, 0, -1, 0, 0, 0, 0, 0)
+NUM_ROW_ARRAYS = 11  # token_ids to temperatures above, in that order
+ROW_PADDING = (0, 0, -1, 0, -1, 0, 0, -1, 0, 0, 0)
+NO_ROWS = torch.empty(0, dtype=torch.int32)
 HEADER = 4  # ints: the counts, and one that keeps what follows at multiples of 16 bytes
 
 
@@ -80,12 +85,13 @@ class StaticInputs:
     def __init__(self, room: PassRoom, max_size: int, device: torch.device) -> None:
         self.room = room
         self._sent = SentInts(tables_begin(max_size) + room.max_num_seqs * room.max_blocks, device)
+        self._picked = torch.zeros(2 * aligned(max_size), dtype=torch.int32, device=device)
 
     def views(self, size: int) -> InputViews:
         buffer, room = self._sent.device_ints, self.room
         begin, end = HEADER + 2 * aligned(size), tables_begin(size)
         arrays = buffer[begin:end].view(NUM_ROW_ARRAYS, -1)[:, :size]
-        token_ids, positions, slots, context_lens, parents, is_node, req_ids, logits_rows, drawn_at, heat = arrays
+        token_ids, positions, slots, context_lens, parents, is_node, req_ids, follows, logits_rows, at, heat = arrays
         return InputViews(
             size=size,
             counts=buffer[:3],
@@ -96,17 +102,27 @@ class StaticInputs:
             parents=parents,
             is_node=is_node,
             req_ids=req_ids,
+            follows=follows,
             logits_rows=logits_rows,
-            draw_positions=drawn_at,
+            draw_positions=at,
             temperatures=heat.view(torch.float32),
             seeds=buffer[HEADER:begin].view(torch.int64)[:size],
             block_tables=buffer[end : end + room.max_num_seqs * room.max_blocks].view(-1, room.max_blocks),
+            picked=self._picked[: 2 * aligned(size)].view(2, -1),
+            drawn_before=self._picked,
         )
 
     def write(self, batch: ForwardBatch, size: int) -> None:
         """Pad the batch, which lies on the host, and send it to the device: when this returns the batch is free."""
         host = self._sent.hosts[self._sent.free()]
         self._sent.send(pad(batch, size, self.room.max_blocks, host.numpy()))
+
+    def write_tables(self, tables: NDArray[np.int32], size: int) -> None:
+        """Only the block tables of a pass whose other inputs are there: [requests, max_blocks]."""
+        host = self._sent.hosts[self._sent.free()].numpy()
+        begin = tables_begin(size)
+        host[begin : begin + tables.size] = tables.reshape(-1)
+        self._sent.send(begin + tables.size, begin)
 
 
 def pad(batch: ForwardBatch, size: int, max_blocks: int, host: NDArray[np.int32]) -> int:
@@ -125,6 +141,7 @@ def pad(batch: ForwardBatch, size: int, max_blocks: int, host: NDArray[np.int32]
         batch.parents,
         batch.is_node,
         batch.req_ids,
+        NO_ROWS if batch.follows is None else batch.follows,
         batch.logits_rows,
     )
     for array, values, padding in zip(rows, own, ROW_PADDING, strict=False):
@@ -132,11 +149,11 @@ def pad(batch: ForwardBatch, size: int, max_blocks: int, host: NDArray[np.int32]
         array[:count] = values.numpy()
         array[count:] = padding
     draws = batch.draws
-    rows[8:] = 0  # no draws, or padding: the likeliest token
+    rows[9:] = 0  # no draws, or padding: the likeliest token
     seeds[:] = 0
     if draws is not None:
-        rows[8, :num_logits] = draws.positions
-        rows[9, :num_logits] = draws.temperatures.view(np.int32)
+        rows[9, :num_logits] = draws.positions
+        rows[10, :num_logits] = draws.temperatures.view(np.int32)
         seeds[:num_logits] = draws.seeds
     tables = host[end : end + num_requests * max_blocks].reshape(num_requests, max_blocks)
     tables[:, :width] = batch.block_tables.numpy()  # what lies behind is never read

@@ -35,9 +35,11 @@ class Tokenizer:
         bos = special_tokens.get("bos_token")
         self.bos_token_id: int | None = None if bos is None else backend.token_to_id(bos)
         self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.chat_template = chat_template
         self._chat_template = None if chat_template is None else ChatTemplate(chat_template, special_tokens)
         self.control_tokens = ControlTokens(backend)
         self._token_texts: dict[int, str] = {}
+        self._single_texts: dict[tuple[int, bool], str] = {}
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -77,13 +79,25 @@ class Tokenizer:
         """Piece -> token id, added tokens included."""
         return self.backend.get_vocab(with_added_tokens=True)
 
+    def definition(self) -> str:
+        """The whole tokenizer, as the `tokenizers` library writes it."""
+        return self.backend.to_str()
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         if len(text) < LONG_TEXT:
             return self.backend.encode(text, add_special_tokens=add_special_tokens).ids
         return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        if len(token_ids) != 1:
+            return self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        # A stream asks for the text of its newest token alone every time: at most the vocabulary is remembered.
+        key = (token_ids[0], skip_special_tokens)
+        text = self._single_texts.get(key)
+        if text is None:
+            text = self.backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+            self._single_texts[key] = text
+        return text
 
     def token_text(self, token_id: int) -> str:
         """One token as text, its leading space kept; half a character shows as the replacement character."""
@@ -108,13 +122,11 @@ class Tokenizer:
         tools: Any = None,
         template_options: Mapping[str, Any] | None = None,  # such as {"enable_thinking": False} for Qwen3
     ) -> str:
-        if tools:
-            raise InvalidRequestError("tools are not supported yet: leave them out, or describe them in a message")
         if self._chat_template is None:
             raise InvalidRequestError(
                 "this model has no chat template, so it cannot take messages: send a plain prompt instead"
             )
-        options = template_options or {}
+        options = {"tools": tools, **(template_options or {})}
         return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt, options=options)
 
     def chat_token_ids(
@@ -126,13 +138,14 @@ class Tokenizer:
         template_options: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The chat as token ids. The template alone writes special tokens: none are added, none come from messages."""
-        options: dict[str, Any] = {"tools": tools, "template_options": template_options}
         plain = plain_messages(messages)  # parts are joined first: two of them must not spell a token together
-        if not self.control_tokens.found_in(plain):
-            text = self.apply_chat_template(plain, add_generation_prompt, **options)
+        mark = None
+        if self.control_tokens.found_in([plain, tools]):
+            (plain, tools), mark = self.control_tokens.mark([plain, tools])
+        text = self.apply_chat_template(plain, add_generation_prompt, tools=tools, template_options=template_options)
+        if mark is None:
             return self.encode(text, add_special_tokens=False)
-        marked, mark = self.control_tokens.mark(plain)
-        return self.control_tokens.encode(self.apply_chat_template(marked, add_generation_prompt, **options), mark)
+        return self.control_tokens.encode(text, mark)
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:

@@ -34,6 +34,14 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return torch.stack([F.silu(gate) * up for gate, up in (row.chunk(2) for row in gate_up)])
 
 
+def gelu_mul(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up, with tanh's approximation. gate_up: [rows, 2 * intermediate] -> [rows, intermediate]"""
+    if gate_up.is_cuda:  # every element is computed the same way there
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh") * up
+    return torch.stack([F.gelu(gate, approximate="tanh") * up for gate, up in (row.chunk(2) for row in gate_up)])
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x: [rows, in], weight: [out, in] -> [rows, out], one product per row."""
     weight = aligned(weight)

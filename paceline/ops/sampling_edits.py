@@ -3,7 +3,7 @@
 A node is looked at as plain decoding would look at it had its draft ancestors been emitted: they count as output for
 the penalties, for bad words and for min_tokens. The order is vLLM's:
 
-    allowed_token_ids, bad_words, min_tokens, logit_bias, logits_processors,
+    structured_outputs, allowed_token_ids, bad_words, min_tokens, logit_bias, logits_processors,
     repetition_penalty, frequency_penalty, presence_penalty
 """
 
@@ -126,6 +126,7 @@ def _edits_every_row(request: Request) -> bool:
         or params.allowed_token_ids is not None
         or params.logits_processors
         or request.bad_words
+        or request.constraint is not None
         or _has_penalties(params)
     )
 
@@ -135,6 +136,9 @@ def edit_logits(row: NodeRow, logits: FloatRow) -> FloatRow:
     request, params = row.request, row.request.sampling_params
     ids = _option_ids(params)
     logits = logits.copy()
+    grammar = None if request.constraint is None else request.constraint.allowed(row.draft_ids)
+    if grammar is not None:
+        np.copyto(logits, -np.inf, where=~grammar)
     if params.allowed_token_ids is not None:
         num_marked = len(ids.not_allowed)
         np.copyto(logits[:num_marked], -np.inf, where=ids.not_allowed)
@@ -142,11 +146,13 @@ def edit_logits(row: NodeRow, logits: FloatRow) -> FloatRow:
     output_ids = request.output_token_ids + list(row.draft_ids)
     for banned in request.bad_words.endings(output_ids):
         logits[banned] = -np.inf
-    if _held_back(row):
+    if _held_back(row) and not (grammar is not None and _only(request.stop_token_ids, grammar)):
         logits[_stop_ids(request.stop_token_ids)] = -np.inf
     logits[ids.bias_ids] += ids.bias_values
     if params.logits_processors:
         logits = _run_processors(params, [*request.prompt_token_ids, *output_ids], logits)
+        if grammar is not None:  # a processor may have made new logits of its own
+            logits = np.where(grammar, logits, np.float32(-np.inf))
     if _has_penalties(params):
         _penalize_(params, request.prompt_token_ids, output_ids, logits)
     return logits
@@ -155,6 +161,11 @@ def edit_logits(row: NodeRow, logits: FloatRow) -> FloatRow:
 def _held_back(row: NodeRow) -> bool:
     """min_tokens not reached yet: tokens that would end the output cannot be chosen."""
     return row.request.num_output_tokens + len(row.draft_ids) < row.request.sampling_params.min_tokens
+
+
+def _only(stop_token_ids: frozenset[int], allowed: Mask) -> bool:
+    """Whether the grammar has come to its end, which min_tokens cannot put off: there is nothing else to say."""
+    return int(allowed.sum()) == int(allowed[_stop_ids(stop_token_ids)].sum())
 
 
 def _run_processors(params: SamplingParams, token_ids: Sequence[int], logits: FloatRow) -> FloatRow:

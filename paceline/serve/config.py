@@ -13,6 +13,7 @@ _ABOVE_ZERO = (
 _ZERO_OR_MORE = (
     "max_queue_len", "drain_timeout_s", "max_stop_strings", "max_bad_words", "max_logit_bias",
     "max_logprob_entries", "max_draft_nodes",
+    "max_stored_responses", "max_stored_bytes",
 )  # fmt: skip
 
 
@@ -39,6 +40,11 @@ class ServerConfig:
     max_logit_bias: int = 1024
     max_logprob_entries: int = 50_000  # choices x tokens x (top log-probabilities + 1), echoed prompts included
     max_draft_nodes: int = 512  # choices x the nodes of one choice's draft, where a call asks for a size
+    # tools
+    tool_call_parser: str | None = None  # how the model writes calls (serve/tools/families.py); None: by its template
+    # stored answers of /v1/responses, for each tenant; the ones not used for longest are forgotten
+    max_stored_responses: int = 256
+    max_stored_bytes: int = 16 * MIB
     # load
     max_queue_len: int = 256  # sequences that may wait beside the ones that run
     request_timeout_s: float = 600.0

@@ -27,3 +27,4 @@ class EngineParts:
     # Method -> what is built in its place, given how it would be built: a replay has the recorded drafts of a drafter
     # whose network it has not.
     stand_ins: Mapping[str, Callable[[Callable[[], Any]], Any]] = field(default_factory=dict)
+    max_num_seqs: int | None = None  # requests that run at once, at most; None: any number

@@ -24,7 +24,12 @@ from paceline.spec.merge.credit import check_rows
 from paceline.spec.proposer import Proposer
 
 NOT_MEMBERS = ("none", "merge", "auto", "lookahead")
-TRAINING_FREE = ("prediction", "suffix", "recycling")  # members that any target has; suffix finds what ngram finds
+TRAINING_FREE = (
+    "prediction",
+    "grammar",
+    "suffix",
+    "recycling",
+)  # members that any target has; suffix finds what ngram finds
 
 
 def _check_ngram(options: Mapping[str, Any]) -> None:
@@ -131,6 +136,12 @@ PROPOSERS: dict[str, Method] = {
         "the client's expected text, realigned after each mismatch",
         size(24, 24),
         told_by="prediction",
+    ),
+    "grammar": Method(
+        "paceline.spec.lookup.grammar:GrammarProposer",
+        "what the request's grammar (structured_outputs) leaves no choice about",
+        size(24, 24),
+        told_by="structured_outputs",
     ),
     "recycling": Method(
         "paceline.spec.recycle.recycling:RecyclingProposer",

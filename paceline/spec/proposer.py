@@ -71,8 +71,8 @@ class RequestPass:
     start: int
     num_committed: int
     draft: DraftTree = EMPTY_TREE  # what was verified
-    accepted: list[int] = field(default_factory=list)  # accepted nodes, top first
-    new_token_ids: list[int] = field(default_factory=list)  # emitted, already part of request.token_ids
+    accepted: Sequence[int] = ()  # accepted nodes, top first
+    new_token_ids: Sequence[int] = ()  # emitted, already part of request.token_ids
     logits_row: int = -1  # of StepContext.logits: the root's row, then one per node; -1: nothing was verified
     counts: DraftCounts = field(default_factory=DraftCounts)  # of this pass: all totals add them
     block_ids: Sequence[int] = ()  # its KV blocks in the pass: a request that finished has given its own list back

@@ -145,18 +145,30 @@ class Speculator:
         self._faults.end_step()
         return trees
 
+    @property
+    def drafts_nothing_next(self) -> bool:
+        """Whether the next step's drafts are known to be empty, whatever the pass that runs now brings."""
+        return all(self._may_skip(name, proposer) for name, proposer in list(self._proposers.items()))
+
+    def skip(self) -> None:
+        """Instead of `propose`, after `drafts_nothing_next`."""
+        self._is_skipped = bool(self._proposers)
+        self._tell_skipped()
+
     def _skip_step(self) -> bool:
         """Skip this step's drafting where every proposer says that it may be skipped."""
-        proposers = list(self._proposers.items())
-        if not proposers or not all(self._may_skip(name, proposer) for name, proposer in proposers):
+        if not self._proposers or not self.drafts_nothing_next:
             return False
-        for name, proposer in proposers:
+        self._tell_skipped()
+        return True
+
+    def _tell_skipped(self) -> None:
+        for name, proposer in list(self._proposers.items()):
             try:
                 proposer.skip_step()
             except BaseException as error:
                 self._faults.note(name, error)
         self._faults.end_step()
-        return True
 
     def _may_skip(self, name: str, proposer: Proposer) -> bool:
         try:

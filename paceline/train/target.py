@@ -40,6 +40,9 @@ class DenseTarget:
                 "training for a target with sliding-window attention is not supported: its drafter would learn from "
                 "features that the engine never shows it. Choose a target without a window."
             )
+        if decoder.config.special_parts:
+            parts = ", ".join(sorted(decoder.config.special_parts))
+            raise InvalidOptionError(f"training for a target with {parts} is not supported. Choose another target.")
         self.decoder = decoder
         self.config = decoder.config
         self.dtype, self.device = decoder.dtype, decoder.device

@@ -125,6 +125,8 @@ class World:
         """p of plain decoding once these tokens were emitted."""
         later = replace(self.request)
         later.token_ids = [*self.request.token_ids, *token_ids]
+        if later.constraint is not None:
+            later.constraint = later.constraint.of_request(later)
         (p,) = target_probs([NodeRow(later, (), 0)], self.logits_after(later.token_ids)[None])
         if isinstance(p, RequestFailedError):
             raise p

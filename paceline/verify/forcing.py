@@ -12,6 +12,7 @@ from paceline.core.outputs import TokenLogprobs
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.ops.sampling import NodeRow, row_noisy_scores
+from paceline.structured import Grammars
 from paceline.verify.check import Check
 from paceline.verify.equality import EngineCase
 from paceline.verify.passes import Part, Passes
@@ -40,6 +41,7 @@ def check_seeded_forcing(workload: Workload, case: EngineCase, answers: Sequence
     None where every setting cuts tokens off, since rounding may move one across the cut."""
     begin_s = time.perf_counter()
     decoder = workload.model.decoder
+    grammars = Grammars(workload.model.tokenizer, decoder.config.vocab_size)
     gaps: list[float] = []
     requests = zip(workload.cases, workload.params(), answers, strict=True)
     for (prompt, setting), params, output in requests:
@@ -47,6 +49,7 @@ def check_seeded_forcing(workload: Workload, case: EngineCase, answers: Sequence
             continue
         request = Request("forced", prompt, params, max_tokens=params.max_tokens or 1, seed=params.seed or 0)
         request.eos_token_ids = workload.model.tokenizer.eos_token_ids
+        grammars.constrain(request)
         sequence = prompt + output[:-1]
         logits = Passes(decoder, 1, len(sequence)).logits(Part(0, 0, sequence))[len(prompt) - 1 :]
         for i, token in enumerate(output):

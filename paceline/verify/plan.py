@@ -46,7 +46,7 @@ QUICK = Plan(
     shapes=("chain", (3, 2, 1)),
     batch_sizes=(1, 16),
     chunks=(None,),
-    settings=("greedy", "T=1", "T=0.7 top_p", "penalties"),
+    settings=("greedy", "T=1", "T=0.7 top_p", "penalties", "JSON schema", "greedy, JSON schema"),
     num_prompts=3,
     max_tokens=12,
     num_worlds=12,

@@ -6,6 +6,7 @@ from typing import Any
 
 from paceline.core.outputs import RequestOutput
 from paceline.core.sampling_params import SamplingParams
+from paceline.core.structured import StructuredOutputsParams
 from paceline.llm import LLM
 from paceline.models.loader import LoadedModel
 from paceline.spec.config.speculative_config import with_default_size
@@ -23,6 +24,20 @@ PROMPTS = (
 )
 
 GREEDY = "greedy"
+# Keys that are forced and values that are free, so that grammar and text take turns.
+SCHEMA = StructuredOutputsParams(
+    json={
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "maxLength": 12},
+            "kind": {"enum": ["capital", "harbour", "village"]},
+            "size": {"type": "integer", "minimum": 0, "maximum": 99},
+        },
+        "required": ["city", "kind", "size"],
+        "additionalProperties": False,
+    },
+    disable_any_whitespace=True,
+)
 LONG_SETTINGS = (GREEDY, "T=1")  # of long answers
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     GREEDY: {"temperature": 0.0},
@@ -31,6 +46,8 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "T=1.3 min_p": {"temperature": 1.3, "min_p": 0.05},
     "penalties": {"temperature": 1.0, "repetition_penalty": 1.2, "frequency_penalty": 0.4, "presence_penalty": 0.2},
     "bias, top_k": {"temperature": 1.0, "top_k": 40, "logit_bias": {11: 2.0, 30: -5.0}, "min_tokens": 4},
+    "JSON schema": {"temperature": 1.0, "structured_outputs": SCHEMA},
+    "greedy, JSON schema": {"temperature": 0.0, "structured_outputs": SCHEMA},
     "greedy, penalties": {"temperature": 0.0, "repetition_penalty": 1.3, "presence_penalty": 0.5},
 }
 

@@ -26,6 +26,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         def get_tokenizer(self) -> Any:
             return SimpleNamespace(control_tokens=SimpleNamespace(make_ready=lambda: seen.update(ready=True)))
 
+        def prepare_structured_outputs(self) -> None:
+            seen.update(structured=True)
+
     def run_server(backend: Any, config: Any, host: str, port: int, log_level: str) -> int:
         seen.update(backend=backend, config=config, host=host, port=port, log_level=log_level)
         return 0
@@ -49,13 +52,15 @@ def test_it_listens_on_this_machine_only_by_default(started: dict[str, Any]) -> 
     assert started["config"].api_keys == () and started["config"].cors_origins == ()
     assert started["speculative"] is None
     assert started["options"]["max_token_delay_s"] == 0.02 and started["ready"]
+    assert started["structured"] and started["config"].tool_call_parser is None
 
 
 def test_options_reach_the_engine_and_the_server(started: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(serve.API_KEY_VARIABLE, "second,third")
     run("some-model", "--spec-method", "ngram", "--spec-tokens", "6", "--api-key", "first", "--max-queue-len", "3",
         "--max-num-seqs", "5", "--no-prefix-caching", "--served-model-name", "a", "--served-model-name", "b",
-        "--request-timeout", "7.5", "--cors-origin", "http://page.example", "--log-prompts")  # fmt: skip
+        "--request-timeout", "7.5", "--cors-origin", "http://page.example", "--log-prompts",
+        "--tool-call-parser", "hermes", "--max-stored-responses", "7")  # fmt: skip
     assert started["model"] == "some-model"
     assert started["speculative"] == {"method": "ngram", "num_speculative_tokens": 6}
     assert started["options"]["max_num_seqs"] == 5 and started["options"]["enable_prefix_caching"] is False
@@ -63,6 +68,7 @@ def test_options_reach_the_engine_and_the_server(started: dict[str, Any], monkey
     assert config.model_names == ("a", "b") and config.api_keys == ("first", "second", "third")
     assert config.max_queue_len == 3 and config.request_timeout_s == 7.5 and config.log_prompts
     assert config.cors_origins == ("http://page.example",)
+    assert config.tool_call_parser == "hermes" and config.max_stored_responses == 7
 
 
 def test_requests_may_choose_what_needs_no_setting_up(started: dict[str, Any]) -> None:

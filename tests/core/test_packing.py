@@ -48,7 +48,7 @@ def described(*entries: RequestRows, block_size: int = 4) -> dict[str, object]:
         fields["logits_rows"] += list(range(last_row - entry.num_wanted, last_row))
         fields["cu_query"].append(last_row)
         fields["block_tables"].append([*entry.block_ids, *[0] * (most_blocks - len(entry.block_ids))])
-    return fields | {"block_size": block_size, "draws": None, "wants_logits": True}
+    return fields | {"block_size": block_size, "draws": None, "wants_logits": True, "follows": None}
 
 
 def test_a_prompt_chunk_goes_on_where_the_last_one_ended() -> None:

@@ -1,5 +1,7 @@
 """The engine on captured passes of the fused kernels, on a GPU: one answer, alone, in a batch, and with drafts."""
 
+import random
+
 import pytest
 import torch
 
@@ -8,6 +10,7 @@ from paceline.models.config import config_from_dict
 from paceline.models.decoder import Decoder
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.static_inputs import PassRoom
+from tests.engine.test_flight import again, run_with_random_events, some_request
 from tests.engine.test_padded_passes import METHODS, NEED_LOGITS, PLAIN, WARM, asked, clock_of
 from tests.models.small_models import hf_config_dict, random_weights
 from tests.toy import EOS, VOCAB, run_all, toy_core
@@ -44,3 +47,25 @@ def test_answers_do_not_depend_on_company_drafts_chunks_or_graphs(dtype: torch.d
         core = toy_core(method, decoder=fused, capture=capture, num_blocks=40, max_num_batched_tokens=24)
         assert run_all(core, requests()) == alone
         assert clock_of(core).num_passes > 10 and clock_of(core).num_eager == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_arrivals_cancellations_stops_and_small_pools_change_no_output(seed: int) -> None:
+    from paceline.models.captured_passes import CapturedPasses
+    from paceline.models.fused_decoder import FusedDecoder
+
+    config = config_from_dict(hf_config_dict("qwen3", vocab_size=VOCAB, eos_token_id=EOS))
+    fused = FusedDecoder(Decoder(config, random_weights(config), dtype=torch.bfloat16, device="cuda"))
+    rng = random.Random(seed)
+    requests = [some_request(rng, i, chosen_by_host=0.1 * (seed % 2)) for i in range(60)]
+    alone = toy_core(None, decoder=fused, capture=lambda room: PaddedDecoder(fused, CapturedPasses(fused), room, (0,)))
+    expected = {request.request_id: run_all(alone, [again(request)])[0] for request in requests}
+
+    def capture(room: PassRoom) -> PaddedDecoder:
+        return PaddedDecoder(fused, CapturedPasses(fused), room, sizes=(1, 2, 4, 8, 16, 48))
+
+    core = toy_core(None, decoder=fused, capture=capture, num_blocks=rng.choice([30, 60]), max_num_batched_tokens=24)
+    aborted = run_with_random_events(core, rng, list(requests))
+    for request in requests:
+        answer, found = expected[request.request_id], request.output_token_ids
+        assert found == (answer[: len(found)] if request.request_id in aborted else answer), request

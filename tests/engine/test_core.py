@@ -97,13 +97,13 @@ def test_every_pass_is_counted_once_and_a_methods_totals_are_those_of_its_reques
     members = [oracle(truth, 0.8, "chain"), oracle(truth, 0.3, (2, 2, 1))]
     core = toy_core({"method": "merge", "members": members, "node_budget": 8})
     counted: list[int] = []
-    count = DraftCounts.count
+    of_pass = DraftCounts.of_pass
 
-    def noted(counts: DraftCounts, tree: DraftTree, accepted: Sequence[int], num_tokens: int) -> None:
+    def noted(tree: DraftTree, accepted: Sequence[int], num_tokens: int) -> DraftCounts:
         counted.append(len(tree))
-        count(counts, tree, accepted, num_tokens)
+        return of_pass(tree, accepted, num_tokens)
 
-    monkeypatch.setattr(DraftCounts, "count", noted)
+    monkeypatch.setattr(DraftCounts, "of_pass", noted)
     states = [core.add_request(job) for job in requests(4, ignore_eos=True, max_tokens=30)]
     while core.has_requests:
         core.step()

@@ -95,16 +95,18 @@ def test_logits_are_asked_for_only_where_somebody_reads_them() -> None:
     wanted: list[bool] = []
     core = toy_core(sizes=SIZES)
     model = core.runner.model
-    forward = model.forward
+    assert isinstance(model, PaddedDecoder)
+    launch = model.launch
 
     def watched(batch: ForwardBatch, *args: Any, **kwargs: Any) -> Any:
         wanted.append(batch.wants_logits)
-        output = forward(batch, *args, **kwargs)
+        launched = launch(batch, *args, **kwargs)
+        output = launched.collect()
         assert output.logits.shape == (len(batch.logits_rows) if batch.wants_logits else 0, VOCAB)
         assert output.tokens is not None or not len(batch.logits_rows)
-        return output
+        return launched
 
-    model.forward = watched  # type: ignore[method-assign]
+    model.launch = watched  # type: ignore[method-assign]
     run_all(core, asked([PLAIN, WARM]))
     assert wanted and not any(wanted)
     wanted.clear()
@@ -131,19 +133,19 @@ def test_a_request_draws_the_same_tokens_whatever_its_company_asks_for() -> None
     for company in ([], NEED_LOGITS):
         core = toy_core(sizes=SIZES, max_num_seqs=16)
         seen: list[bool] = []
-        execute = core.runner.execute
+        launch = core.runner.launch
 
-        def watched(scheduled: Any, *args: Any, seen: Any = seen, execute: Any = execute, **kwargs: Any) -> Any:
-            output = execute(scheduled, *args, **kwargs)
+        def watched(scheduled: Any, *args: Any, seen: Any = seen, launch: Any = launch, **kwargs: Any) -> Any:
+            launched = launch(scheduled, *args, **kwargs)
             seen.extend(
-                drawn is not None
-                for entry, drawn in zip(scheduled, output.drawn, strict=True)
+                drawn
+                for entry, drawn in zip(scheduled, launched.is_drawn, strict=True)
                 if entry.request.request_id == "me" and entry.reaches_end
             )
-            return output
+            return launched
 
-        core.runner.execute = watched  # type: ignore[method-assign]
+        core.runner.launch = watched  # type: ignore[method-assign]
         others = asked(company, count=len(company)) if company else []
         run_all(core, [toy_request("me", [1, 2, 3], seed=5, temperature=1.0), *others])
         used.append(seen)
-    assert used[0] and all(used[0]) and used[1] == used[0]
+    assert all(used[0]) and all(used[1]) and min(map(len, used)) >= 8  # a surplus row may come on top

@@ -13,7 +13,7 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from paceline.models.gguf_file import GGUF_ARCHITECTURES, LAYER_NAMES, TOP_NAMES
+from paceline.models.gguf_names import GGUF_ARCHITECTURES, LAYER_NAMES, OTHER_NAMES, PERMUTED, TOP_NAMES
 
 TEXTS = [
     "",
@@ -33,6 +33,9 @@ FAMILIES = {  # variant of small_models -> architecture in GGUF
     "MistralForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Gemma3ForCausalLM": "gemma3",
+    "Phi3ForCausalLM": "phi3",
+    "SmolLM3ForCausalLM": "smollm3",
 }
 BLOCK_CONFIG: dict[str, Any] = {  # rows of 256, so that every block format divides them
     "hidden_size": 256,
@@ -81,7 +84,8 @@ def write_model(path: Path, hf: Any, kind: str = "F32", extra: dict[str, Any] | 
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
     for key, value in (extra or {}).items():
         if isinstance(value, np.ndarray):
             writer.add_tensor(key, value)
@@ -90,13 +94,15 @@ def write_model(path: Path, hf: Any, kind: str = "F32", extra: dict[str, Any] | 
     add_tokenizer(writer, byte_level_vocabulary(config.vocab_size), pre="gpt-2")
     for name, tensor in hf.named_parameters():
         weight = tensor.detach()
-        if arch == "llama" and ".q_proj." in name:
+        if arch in PERMUTED and ".q_proj." in name:
             weight = permuted(weight, config.num_attention_heads)
-        if arch == "llama" and ".k_proj." in name:
+        if arch in PERMUTED and ".k_proj." in name:
             weight = permuted(weight, config.num_key_value_heads)
+        if arch == "gemma3" and "norm" in name:
+            weight = weight + 1.0
         used = kind if weight.dim() == 2 else "F32"
         raw = None if used in ("F32", "F16") else gguf.GGMLQuantizationType[used]
-        writer.add_tensor(gguf_name(name), stored(weight, used), raw_dtype=raw)
+        writer.add_tensor(gguf_name(name, arch), stored(weight, used), raw_dtype=raw)
     finish(writer)
 
 
@@ -130,13 +136,13 @@ def byte_level_vocabulary(size: int) -> list[str]:
     return alphabet + [f"token{i}" for i in range(size - len(alphabet))]
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, arch: str = "llama") -> str:
     for ours, theirs in TOP_NAMES.items():
         if theirs == name:
             return ours
     _, _, layer, rest = name.split(".", 3)
     module, suffix = rest.rsplit(".", 1)
-    inverse = {theirs: ours for ours, theirs in LAYER_NAMES.items()}
+    inverse = {theirs: ours for ours, theirs in (LAYER_NAMES | OTHER_NAMES.get(arch, {})).items()}
     return f"blk.{layer}.{inverse[module]}.{suffix}"
 
 

@@ -6,8 +6,10 @@ import torch
 
 from paceline.core.forward import ForwardBatch
 from paceline.core.model_config import ModelConfig
+from paceline.core.weights import Weights
 from paceline.models.config import config_from_dict
 from paceline.models.decoder import Decoder
+from paceline.models.family_weights import family_weights
 from paceline.models.layout import expected_shapes
 
 SMALL: dict[str, Any] = {
@@ -35,6 +37,20 @@ LLAMA3 = {
     "rope_theta": 500.0,
 }
 
+GEMMA3 = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "sliding_window": 5,
+    "sliding_window_pattern": 2,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "query_pre_attn_scalar": 20,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
+PHI3 = {"hidden_size": 96, "pad_token_id": 0}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     # name -> (architecture, what differs from SMALL)
     "llama": ("LlamaForCausalLM", {}),
@@ -61,14 +77,56 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-yarn": ("Qwen2ForCausalLM", {"rope_parameters": YARN | {"attention_factor": 1.3}}),
     "qwen3": ("Qwen3ForCausalLM", {"tie_word_embeddings": True}),
     "qwen3-bias": ("Qwen3ForCausalLM", {"attention_bias": True}),
+    "gemma3": ("Gemma3ForCausalLM", GEMMA3),
+    "gemma3-scaled": (
+        "Gemma3ForCausalLM",
+        GEMMA3
+        | {
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+            },
+        },
+    ),
+    "phi3": ("Phi3ForCausalLM", PHI3),
+    "phi3-window": ("Phi3ForCausalLM", PHI3 | {"sliding_window": 6}),
+    "phi3-longrope": (
+        "Phi3ForCausalLM",
+        PHI3
+        | {
+            "original_max_position_embeddings": 128,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "short_factor": [1.0, 1.02, 1.1, 1.2, 1.3, 1.5, 1.9, 2.0],
+                "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0],
+                "original_max_position_embeddings": 128,
+            },
+        },
+    ),
+    "smollm3": (
+        "SmolLM3ForCausalLM",
+        {"no_rope_layers": [1, 0, 1], "tie_word_embeddings": True, "pad_token_id": 0},
+    ),
+    "smollm3-window": (
+        "SmolLM3ForCausalLM",
+        {
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "attention_bias": True,
+            "pad_token_id": 0,
+        },
+    ),
 }
 
 
 def hf_config_dict(variant: str, **overrides: Any) -> dict[str, Any]:
     architecture, changes = VARIANTS[variant]
     config = SMALL | {"architectures": [architecture]} | changes
-    if architecture == "Qwen2ForCausalLM":
-        del config["head_dim"]  # Qwen2 has no such key
+    if architecture in ("Qwen2ForCausalLM", "Phi3ForCausalLM"):
+        config.pop("head_dim")  # they have no such key
         config |= {"hidden_size": 96}
     return config | overrides
 
@@ -96,12 +154,16 @@ def random_weights(config: ModelConfig) -> dict[str, torch.Tensor]:
     return {name: 1.0 + 0.2 * x if "norm" in name else 0.15 * x for name, x in noise.items()}
 
 
+def stored_weights(hf: Any, config: ModelConfig) -> Weights:
+    """What a folder of this model holds, under our names."""
+    return family_weights({name: tensor.detach() for name, tensor in hf.state_dict().items()}, config, is_gguf=False)
+
+
 def small_decoder(
     hf: Any, *, batch_invariant: bool = False, dtype: torch.dtype = torch.float32, device: str = "cpu"
 ) -> Decoder:
     config = config_from_dict(hf.config.to_dict() | {"architectures": [type(hf).__name__]})
-    weights = {name: tensor.detach() for name, tensor in hf.state_dict().items()}
-    return Decoder(config, weights, dtype=dtype, device=device, batch_invariant=batch_invariant)
+    return Decoder(config, stored_weights(hf, config), dtype=dtype, device=device, batch_invariant=batch_invariant)
 
 
 def kv_cache(decoder: Decoder, num_slots: int) -> torch.Tensor:

@@ -32,6 +32,11 @@ def test_helpers(source: str, expected: str) -> None:
     assert render(source) == expected
 
 
+def test_a_generation_block_is_its_content() -> None:
+    source = "{% for m in messages %}{% generation %}[{{ m.content }}]{% endgeneration %}{% endfor %}"
+    assert render(source) == "[hi]"
+
+
 def test_options_reach_the_template() -> None:
     assert render("{{ enable_thinking }}", enable_thinking=False) == "False"
 
@@ -54,6 +59,13 @@ def test_text_parts_are_joined() -> None:
 def test_bad_messages_are_refused(messages: list[Any], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         render("x", messages)
+
+
+def test_a_message_with_calls_needs_no_content() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"x": 1}}}
+    source = "{% for m in messages %}{{ m.content }}{{ m.tool_calls[0].function.arguments | tojson }}{% endfor %}"
+    assert render(source, [{"role": "assistant", "tool_calls": [call]}]) == '{"x": 1}'
+    assert render(source, [{"role": "assistant", "content": None, "tool_calls": [call]}]) == '{"x": 1}'
 
 
 def test_a_templates_own_refusal_reaches_the_user() -> None:

@@ -50,6 +50,25 @@ def test_every_control_token_and_every_place_in_a_message(tokenizer: Tokenizer, 
     assert part in tokenizer.decode(tokenizer.chat_token_ids(chat("x", part)))
 
 
+def test_a_control_token_in_a_tool_or_a_call_is_text(tokenizer: Tokenizer) -> None:
+    source = (
+        "{{ '<|im_start|>system\n' }}{% for t in tools %}{{ t | tojson }}{% endfor %}{{ '<|im_end|>' }}"
+        "{% for m in messages %}{{ m.content }}{{ (m.tool_calls or []) | tojson }}{% endfor %}"
+    )
+    own = Tokenizer(tokenizer.backend, special_tokens={}, eos_token_ids=(), chat_template=source)
+    for part in ("x", "<|im_end|>"):
+        properties = {part: {"type": "string", "description": part, "enum": [part]}}
+        tool = {"type": "function", "function": {"name": "f", "description": part, "parameters": properties}}
+        call = {"id": part, "type": "function", "function": {"name": "f", "arguments": {part: part}}}
+        messages = [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": part}]
+        token_ids = own.chat_token_ids(messages, tools=[tool])
+        assert [tokenizer.token_text(token) for token in specials(tokenizer, token_ids)] == [
+            "<|im_start|>",
+            "<|im_end|>",
+        ]
+    assert own.decode(token_ids).count("<|im_end|>") == 8, "all of it is there, as text"
+
+
 def test_two_parts_cannot_make_a_control_token_together(tokenizer: Tokenizer) -> None:
     """Parts are joined before the template sees them: a spelling that is cut in two is one all the same."""
     parts = [{"type": "text", "text": "Hi<|im_"}, {"type": "text", "text": "end|>"}]

@@ -12,7 +12,7 @@ from tests.forward_batches import Pool, Rows
 from tests.models.small_models import VARIANTS, hf_model, kv_cache, run, small_decoder, tokens
 
 TREE = DraftTree([3, 4, 5, 6, 7, 8, 9], [-1, 0, 0, -1, 3, 2, 4])
-CUTTABLE = ["llama", "mistral-window", "qwen2-window", "qwen3"]
+CUTTABLE = ["llama", "mistral-window", "qwen2-window", "qwen3", "gemma3", "smollm3"]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -32,7 +32,9 @@ def mixed_pass(pool: Pool, decoder: Decoder, device: str) -> torch.Tensor:
     return decoder.forward(pool.batch(*parts, device=device), kv).logits.cpu()
 
 
-@pytest.mark.parametrize("variant", ["llama", "llama-biases", "mistral-window", "qwen2-window", "qwen3"])
+@pytest.mark.parametrize(
+    "variant", ["llama", "llama-biases", "mistral-window", "qwen2-window", "qwen3", "gemma3", "phi3", "smollm3"]
+)
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_gpu_computes_what_the_cpu_does(variant: str, batch_invariant: bool, dtype: torch.dtype) -> None:
@@ -47,7 +49,7 @@ def test_the_gpu_computes_what_the_cpu_does(variant: str, batch_invariant: bool,
     assert worst < (1e-4 if dtype == torch.float32 else 2.5 * rounding)
 
 
-@pytest.mark.parametrize("variant", ["llama", "mistral-window", "qwen3"])
+@pytest.mark.parametrize("variant", ["llama", "mistral-window", "qwen3", "gemma3", "smollm3"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_bits_do_not_depend_on_batch_chunking_or_trees(variant: str, dtype: torch.dtype) -> None:
     decoder = small_decoder(hf_model(variant), dtype=dtype, device="cuda", batch_invariant=True)

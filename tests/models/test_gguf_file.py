@@ -15,12 +15,12 @@ from paceline.models.config import model_config
 from paceline.models.convert import convert_gguf
 from paceline.models.decoder import Decoder
 from paceline.models.dequantize import dequantize
-from paceline.models.gguf_file import QUANTIZED_TYPES, GgufFile
-from paceline.models.layout import check_weights
-from paceline.models.loader import load_weights
+from paceline.models.gguf_file import GgufFile
+from paceline.models.gguf_names import QUANTIZED_TYPES
+from paceline.models.loading import load_weights
 from tests.forward_batches import Pool, Rows
 from tests.models.small_gguf import BLOCK_CONFIG, write_model
-from tests.models.small_models import hf_model, run, small_decoder, tokens
+from tests.models.small_models import VARIANTS, hf_model, run, small_decoder, tokens
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
@@ -32,7 +32,7 @@ def logits(decoder: Decoder) -> torch.Tensor:
 
 
 def decoder_of(file: GgufFile, *, keep_quantized: bool = False) -> Decoder:
-    weights = check_weights(file.weights(keep_quantized=keep_quantized), file.config(), "test")
+    weights = load_weights(file.path, file.config(), keep_quantized=keep_quantized)
     return Decoder(file.config(), weights, dtype=torch.float32, device="cpu")
 
 
@@ -40,6 +40,40 @@ def decoder_of(file: GgufFile, *, keep_quantized: bool = False) -> Decoder:
 def test_a_family_computes_what_the_original_does(variant: str, tmp_path: Path) -> None:
     hf = hf_model(variant)
     write_model(tmp_path / "m.gguf", hf)
+    found = logits(decoder_of(GgufFile(tmp_path / "m.gguf")))
+    torch.testing.assert_close(found, logits(small_decoder(hf)), atol=1e-5, rtol=1e-5)
+
+
+GEMMA3_LAYERS = {
+    "num_hidden_layers": 7,
+    "layer_types": [*["sliding_attention"] * 5, "full_attention", "sliding_attention"],
+}
+SHORT_FACTORS = np.array(VARIANTS["phi3-longrope"][1]["rope_parameters"]["short_factor"], dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    "variant, changes, fields",
+    [
+        ("gemma3", GEMMA3_LAYERS | {"query_pre_attn_scalar": 16}, {"{arch}.attention.sliding_window": 5}),
+        ("phi3", {}, {"{arch}.attention.sliding_window": 0}),
+        ("phi3-window", {}, {"{arch}.attention.sliding_window": 6}),
+        (
+            "phi3-longrope",
+            {},
+            {
+                "rope_factors_short.weight": SHORT_FACTORS,
+                "rope_factors_long.weight": 4 * SHORT_FACTORS,
+                "{arch}.rope.scaling.original_context_length": 128,
+            },
+        ),
+        ("smollm3", {"num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1]}, {}),
+    ],
+)
+def test_a_family_with_parts_of_its_own_computes_what_the_original_does(
+    variant: str, changes: dict[str, Any], fields: dict[str, Any], tmp_path: Path
+) -> None:
+    hf = hf_model(variant, **changes)
+    write_model(tmp_path / "m.gguf", hf, extra=fields)
     found = logits(decoder_of(GgufFile(tmp_path / "m.gguf")))
     torch.testing.assert_close(found, logits(small_decoder(hf)), atol=1e-5, rtol=1e-5)
 

@@ -16,7 +16,8 @@ from paceline.models import loader
 from paceline.models.convert import convert_gguf
 from paceline.models.decoder import Decoder
 from paceline.models.gguf_file import GgufFile
-from paceline.models.loader import load_config, load_model, load_weights
+from paceline.models.loader import load_model
+from paceline.models.loading import load_config, load_weights
 from paceline.ops import native
 from tests.forward_batches import Pool, Rows
 from tests.models.small_gguf import BLOCK_CONFIG, write_model
@@ -80,6 +81,7 @@ class OnCuda:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *args: (10**12, 10**12))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(loader, "Decoder", OnCuda)
 

@@ -53,7 +53,7 @@ def run(decoder: NativeDecoder | Decoder, batch: ForwardBatch, num_slots: int) -
     return decoder.forward(batch, kv_cache(decoder, num_slots)).logits
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", [name for name in VARIANTS if not name.startswith("gemma3")])
 def test_families_match_the_torch_decoder(variant: str, instruction_set: str) -> None:
     config = small_config(variant)
     weights = random_weights(config)

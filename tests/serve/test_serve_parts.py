@@ -247,7 +247,7 @@ def test_metrics_of_a_request_without_times_are_taken_in() -> None:
 def test_the_docs_name_every_limit_with_its_default() -> None:
     text = (DOCS / "server.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("|")]
-    shown = {32 << 10: "32 KiB", 1 << 20: "1 MiB", 50_000: "50,000", None: "the context"}
+    shown = {32 << 10: "32 KiB", 1 << 20: "1 MiB", 16 << 20: "16 MiB", 50_000: "50,000", None: "the context"}
     defaults = {field.name: field.default for field in dataclasses.fields(ServerConfig)}
     for option, (field, _, _) in LIMITS.items():
         if option == "--drain-timeout":

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from paceline.core.forward import ForwardOutput
 from paceline.core.request import Request
+from paceline.core.structured import StructuredOutputsParams
 from paceline.core.tree import DraftTree
 from paceline.engine.core import EngineCore
 from paceline.spec.methods import PROPOSERS
 from paceline.spec.proposer import Proposer, StepContext
-from tests.toy import EOS, VOCAB, ToyDecoder, run_all, toy_core, toy_request
+from tests.toy import EOS, VOCAB, ToyDecoder, ToyTokenizer, run_all, toy_core, toy_request
 
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1, 2], [5], [4, 4, 4, 4], list(range(20)), [7, 8] * 9, [0, 1, 2]]
 ROOM = {"num_blocks": 256}
@@ -50,6 +51,9 @@ def config(method: str, known: Sequence[Sequence[int]] = (), **more: Any) -> dic
 def told(method: str, output: Sequence[int]) -> dict[str, Any]:
     """The request's own part of it: the output to come, where a key of the request takes it."""
     row = PROPOSERS[method]
+    if row.told_by == "structured_outputs":  # a grammar that allows this output alone
+        text = ToyTokenizer().decode(output)
+        return {"structured_outputs": StructuredOutputsParams(choice=[text])} if text else {}
     if row.told_by is None or row.told_by in row.options:
         return {}
     return {"speculative": {row.told_by: list(output)}}

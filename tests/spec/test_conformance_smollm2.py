@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from paceline import LLM, SamplingParams
+from paceline import LLM, SamplingParams, StructuredOutputsParams
 from paceline.errors import ModelLoadError
 from paceline.models.loader import LoadedModel
 from paceline.spec.methods import PROPOSERS
@@ -42,11 +42,22 @@ class MethodUnderTest:
         row, largest = PROPOSERS[self.method], self.llm.engine.core.speculator.max_nodes
         size = {"node_budget": MOST_NODES} if largest > MOST_NODES else {}
         by_request = row.told_by is not None and row.told_by not in row.options
+        if row.told_by == "structured_outputs":  # a grammar that allows this output alone
+            return [
+                SamplingParams(**{**as_dict(one), "structured_outputs": self.only(output), "speculative": size or None})
+                for one, output in zip(params, truth, strict=True)
+            ]
         told = [{row.told_by: output} if by_request else {} for output in truth]
         return [
             SamplingParams(**{**as_dict(one), "speculative": {**size, **known} or None})
             for one, known in zip(params, told, strict=True)
         ]
+
+    def only(self, output: Sequence[int]) -> StructuredOutputsParams:
+        """Every token by its own id: another spelling of the same text would be another output."""
+        eos = self.llm.get_tokenizer().eos_token_ids
+        tokens = " ".join(f"<[{token}]>" for token in output if token not in eos)
+        return StructuredOutputsParams(grammar=f"start: {tokens}")
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 from torch import Tensor
 
@@ -24,6 +25,15 @@ class Bytes:
 
     eos_token_ids = (0,)
     vocab_size = CONFIG.vocab_size
+
+    def vocabulary(self) -> dict[str, int]:
+        return {"<end>": 0} | {chr(32 + token): token for token in range(1, CONFIG.vocab_size)}
+
+    def definition(self) -> str:
+        made = tokenizers.Tokenizer(tokenizers.models.BPE(self.vocabulary(), []))
+        made.decoder = tokenizers.decoders.ByteLevel()
+        made.add_special_tokens(["<end>"])
+        return str(made.to_str())
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return [1 + byte % (CONFIG.vocab_size - 1) for byte in text.encode()]

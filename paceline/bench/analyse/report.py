@@ -25,15 +25,18 @@ STYLE = (
 )
 
 
-def report_html(records: Sequence[Record], title: str = "Paceline benchmark", users: int | None = None) -> str:
-    """`users`: the load that the recommended configuration is for; by default one for all loads."""
+def report_html(
+    records: Sequence[Record], title: str = "Paceline benchmark", users: int | None = None, *, sections: str = ""
+) -> str:
+    """`users`: the load that the recommended configuration is for; by default one for all loads. `sections`: HTML that
+    comes first."""
     analysis = analyse(records)
     parts = [
-        f"<h1>{escape(title)}</h1>",
+        f"<h1>{escape(title)}</h1>{sections}",
         _advice(recommend(analysis, users)),
         _warnings(analysis),
         f"<h2>Pictures</h2>{_pictures(analysis)}",
-        f"<h2>All cells</h2><div class='all'>{_html_table(table(analysis))}</div>",
+        f"<h2>All cells</h2><div class='all'>{html_table(table(analysis))}</div>",
         f"<h2>Where this comes from</h2><pre>{escape(json.dumps(_provenance(records), indent=1))}</pre>",
     ]
     head = f"<meta charset='utf-8'><title>{escape(title)}</title><style>{STYLE}</style>"
@@ -52,7 +55,7 @@ def _advice(advice: Mapping[str, Any]) -> str:
         }
         for entry in advice["by_load"]
     ]
-    parts = [f"<h2>Recommended</h2><p><b>{escape(advice['summary'])}.</b></p>{_html_table(rows)}"]
+    parts = [f"<h2>Recommended</h2><p><b>{escape(advice['summary'])}.</b></p>{html_table(rows)}"]
     parts.append(f"<p>As one configuration: {escape(advice['reason'])}.</p>")
     if advice["incomplete"]:
         left_out = ", ".join(advice["incomplete"])
@@ -80,7 +83,7 @@ def _warnings(analysis: Analysis) -> str:
     return f"<h2 class='bad'>Failed or doubtful ({len(lines)})</h2><p>Not part of any figure below.</p><ul>{items}</ul>"
 
 
-def _html_table(rows: Sequence[dict[str, Any]]) -> str:
+def html_table(rows: Sequence[dict[str, Any]]) -> str:
     def cell(value: Any) -> str:
         return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 

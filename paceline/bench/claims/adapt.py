@@ -71,7 +71,7 @@ def measure_adaptation(
 
 def _trace(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[tuple[float, int]]:
     """(seconds since the start, tokens so far) after every step."""
-    params = [sampling_params(sampling, i) for i in range(len(prompts))]
+    params = [sampling_params(sampling, i, prompt) for i, prompt in enumerate(prompts)]
     questions = [asked(prompt, llm.get_tokenizer()) for prompt in prompts]
     before, begin_s = _emitted(llm), time.perf_counter()
     trace: list[tuple[float, int]] = []

@@ -61,7 +61,9 @@ def record(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[Reco
     """Run the prompts (together, as the engine batches them) and keep what the target said.
 
     An engine that drafts with `recycling`, one request after the other, leaves the richest recording."""
-    params = [replace(sampling_params(sampling, i), logprobs=NUM_TOP_TOKENS) for i in range(len(prompts))]
+    params = [
+        replace(sampling_params(sampling, i, prompt), logprobs=NUM_TOP_TOKENS) for i, prompt in enumerate(prompts)
+    ]
     questions = [asked(prompt, llm.get_tokenizer()) for prompt in prompts]
     vocab_size = llm.engine.model.decoder.config.vocab_size
     recorded = []

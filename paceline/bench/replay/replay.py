@@ -158,7 +158,7 @@ class Replay:
         self._on_draft(tree, future[:-1])
         new = future[: len(accepted) + 1]
         verified = RequestPass(request, range(first_row, first_row + 1 + len(tree)), request.num_tokens - 1, 1)
-        verified.counts.count(tree, accepted, len(new))
+        verified.counts = DraftCounts.of_pass(tree, accepted, len(new))
         self.result.counts.add(verified.counts)
         verified.logits_row = len(logits)
         logits.append(truth.top_token_ids[position])

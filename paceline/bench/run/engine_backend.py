@@ -11,6 +11,7 @@ from paceline.core.draft_counts import DraftCounts
 from paceline.core.output_merger import OutputMerger
 from paceline.core.outputs import RequestOutput, RequestOutputKind
 from paceline.core.sampling_params import SamplingParams
+from paceline.core.structured import StructuredOutputsParams
 from paceline.core.tokenizer import Tokenizer
 from paceline.llm import LLM, AsyncLLM
 
@@ -23,7 +24,7 @@ class EngineBackend:
         self._tokenizer = llm.get_tokenizer()
 
     async def generate(self, prompt: Prompt, sampling: Sampling, index: int) -> Answer:
-        params = sampling_params(sampling, index)
+        params = sampling_params(sampling, index, prompt)
         answer = Answer(prompt.prompt_id, prompt.category, time.perf_counter())
         output = OutputMerger()
         try:
@@ -50,20 +51,22 @@ class EngineBackend:
         self.llm.shutdown()
 
 
-def sampling_params(sampling: Sampling, index: int) -> SamplingParams:
-    """Of the run's request number `index`."""
+def sampling_params(sampling: Sampling, index: int, prompt: Prompt) -> SamplingParams:
+    """Of the run's request number `index`. An answer that is held to a schema ends where that does."""
+    schema = prompt.schema
     return SamplingParams(
         temperature=sampling.temperature,
         max_tokens=sampling.max_tokens,
         seed=sampling.seed + index,
-        ignore_eos=sampling.ignore_eos,
+        ignore_eos=sampling.ignore_eos and schema is None,
+        structured_outputs=None if schema is None else StructuredOutputsParams(json=schema),
     )
 
 
 def asked(prompt: Prompt, tokenizer: Tokenizer) -> str | dict[str, list[int]]:
     """The prompt as the engine takes it: through the chat template, where both have to do with chat."""
     if prompt.chat and tokenizer.has_chat_template:
-        return {"prompt_token_ids": tokenizer.chat_token_ids([{"role": "user", "content": prompt.text}])}
+        return {"prompt_token_ids": tokenizer.chat_token_ids(prompt.messages)}
     return prompt.text
 
 

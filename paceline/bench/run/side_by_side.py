@@ -104,7 +104,7 @@ class Lane:
             answer.begin_s = self.spent_s
             try:
                 sampling = replace(self._sampling, max_tokens=length_of(index, self._sampling.max_tokens))
-                job = self.llm.submit(asked(prompt, self.llm.get_tokenizer()), sampling_params(sampling, index))
+                job = self.llm.submit(asked(prompt, self.llm.get_tokenizer()), sampling_params(sampling, index, prompt))
             except PacelineError as error:
                 if not counts:
                     raise

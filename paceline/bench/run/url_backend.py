@@ -58,9 +58,12 @@ class UrlBackend:
             "stream_options": {"include_usage": True},
         }
         if prompt.chat:
-            path, body["messages"] = "v1/chat/completions", [{"role": "user", "content": prompt.text}]
+            path, body["messages"] = "v1/chat/completions", prompt.messages
         else:
             path, body["prompt"] = "v1/completions", prompt.text
+        if prompt.schema is not None:  # the answer ends where its schema does
+            schema = {"name": "answer", "strict": True, "schema": json.loads(prompt.schema)}
+            body |= {"ignore_eos": False, "response_format": {"type": "json_schema", "json_schema": schema}}
         try:
             self._stream(path, body, answer)
         except (httpx.HTTPError, ValueError, KeyError) as error:

@@ -121,14 +121,16 @@ def check_target(described: Mapping[str, Any], target: ModelConfig, source: str)
 
 def config_from_dict(method: str, content: Mapping[str, Any]) -> Any:
     _, config_class = NETWORKS[method]
-    values: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in content.items()
-    }
+    values = _with_tuples(content)
     if "layer" in values:
-        stored = dict(values["layer"])
-        layer: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in stored.items()}
-        values["layer"] = ModelConfig(**(layer | {"rope_scaling": RopeScaling(**layer["rope_scaling"])}))
+        layer = _with_tuples(values["layer"])
+        scaling = RopeScaling(**_with_tuples(layer["rope_scaling"]))
+        values["layer"] = ModelConfig(**(layer | {"rope_scaling": scaling}))
     return config_class(**values)
+
+
+def _with_tuples(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in content.items()}
 
 
 def quantize_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:

@@ -31,6 +31,9 @@ SOURCES = {
     "Q8_0": 14,
     "Q4_K": 15,
     "Q5_K": 16,
+    "Q6_K": 17,  # quantized again, as int8
+    "U4Z": 20,  # not GGUF's: a scale, a zero and 32 unsigned values
+    "U8Z": 21,
 }
 MATRICES = {"embed": 0, "head": 1, "q": 2, "k": 3, "v": 4, "o": 5, "gate": 6, "up": 7, "down": 8}
 VECTORS = {"final_norm": 9, "input_norm": 10, "post_norm": 11, "q_norm": 12, "k_norm": 13}
@@ -53,6 +56,7 @@ class Config(ctypes.Structure):
         ("rope_scale", c_float),
         ("inv_freq", c_void_p),
         ("windows", c_void_p),
+        ("rotates", c_void_p),
     ]
 
 
@@ -67,12 +71,25 @@ class Batch(ctypes.Structure):
     ]
 
 
+class Packed(ctypes.Structure):
+    """A matrix as it lies in the model's memory."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("format", "rows", "columns")),
+        ("num_bytes", c_int64),
+        ("data", c_void_p),
+        ("bias", c_void_p),
+    ]
+
+
 # function -> (result, arguments)
 Signatures = dict[str, tuple[Any, list[Any]]]  # function -> result, arguments
 SIGNATURES: Signatures = {
     "pl_model_new": (c_void_p, [POINTER(Config)]),
     "pl_model_free": (None, [c_void_p]),
     "pl_model_set_matrix": (c_int32, [c_void_p, *[c_int32] * 6, c_void_p, c_void_p]),
+    "pl_model_map_matrix": (c_int32, [c_void_p, *[c_int32] * 5, c_void_p, c_void_p]),
+    "pl_model_packed": (c_int32, [c_void_p, c_int32, c_int32, POINTER(Packed)]),
     "pl_model_set_vector": (c_int32, [c_void_p, c_int32, c_int32, c_int32, c_void_p]),
     "pl_model_tie_head": (None, [c_void_p]),
     "pl_model_weight_bytes": (c_int64, [c_void_p]),

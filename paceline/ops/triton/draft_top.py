@@ -1,7 +1,9 @@
-"""The likeliest tokens of a drafter's logits, with the target's noise where asked for: no scores go to memory.
+"""The likeliest tokens of each row of a drafter, with the target's noise where asked for: no logits go to memory.
 
-A program takes a stretch of one row's vocabulary: it adds noise, keeps its K best scores, and the logarithm of the sum
-of their exponentials. What is left, K scores of each stretch, is little, and PyTorch picks the best of those.
+A program of the head's product has some rows and a stretch of the vocabulary: it adds noise, and keeps of each row its
+best scores, and the logarithm of the sum of their exponentials. A second kernel joins the stretches, one row a program.
+
+A score and its id travel as one int64 that orders as (score, lower id first), so that one maximum finds both.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
@@ -14,8 +16,17 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.ops.triton.noise import gumbel, uniform_of
+from paceline.ops.triton.product import (
+    NO_NORM,
+    NO_PDL,
+    norm_mode,
+    prefetch_weights,
+    product,
+    wait_for_previous_kernel,
+)
+from paceline.ops.triton.tiles import ROWS, Tile
 
-STRETCH = 1024  # ids of a program
+LEAST = tl.constexpr(-(2**63))  # below every score
 
 
 class Noise(Protocol):
@@ -23,58 +34,121 @@ class Noise(Protocol):
     def scales(self) -> Tensor: ...  # [R] float32: of logits that get noise; 0: none
 
     @property
-    def noise_keys(self) -> Tensor: ...  # [R, L, 2] int32
+    def noise_keys(self) -> Tensor: ...  # [R, L, 2] int32, with the stride of scales
 
     @property
-    def id_constants(self) -> Tensor | None: ...  # [vocab] int32
+    def id_constants(self) -> Tensor: ...  # [vocab] int32
 
 
-@triton.jit(do_not_specialize=["level"])
-def _top_kernel(
-    logits, out_scores, out_ids, out_sums, scales, keys, constants, level, vocab,
-    WIDTH: tl.constexpr, LEVELS: tl.constexpr, K: tl.constexpr, STRETCH: tl.constexpr, NOISY: tl.constexpr,
+@triton.jit
+def _ordered(bits):
+    """The bits of a float32 as an int32 that orders as the float does; its own inverse."""
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _packed(scores, ids):
+    high = _ordered(scores.to(tl.int32, bitcast=True)).to(tl.int64) << 32
+    return high | (0x7FFFFFFF - ids).to(tl.int64)
+
+
+@triton.jit
+def _score_of(packed):
+    return _ordered((packed >> 32).to(tl.int32)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _id_of(packed):
+    return 0x7FFFFFFF - (packed & 0x7FFFFFFF).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["num_rows", "rows_each", "level"])
+def _head_kernel(
+    x, norm, weight, packed, sums, scales, keys, constants, num_rows, rows_each, level, record, vocab, eps,
+    K: tl.constexpr, TOP: tl.constexpr, NORM: tl.constexpr, EXACT: tl.constexpr,
+    ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    row, stretch, stretches = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
-    ids = stretch * STRETCH + tl.arange(0, STRETCH)
-    ok = ids < vocab
-    scores = tl.load(logits + row * vocab + ids, mask=ok, other=float("-inf"))
-    if NOISY:
-        request = row // WIDTH
-        scale = tl.load(scales + request)
-        if scale > 0.0:
-            low = tl.load(keys + (request * LEVELS + level) * 2)
-            high = tl.load(keys + (request * LEVELS + level) * 2 + 1)
-            constant = tl.load(constants + ids, mask=ok, other=0)
-            scores = scores * scale + gumbel(uniform_of(constant, low, high))
-            scores = tl.where(ok, scores, float("-inf"))
-    top = tl.max(scores, axis=0)
-    at = row * stretches + stretch
-    tl.store(out_sums + at, top + tl.log(tl.sum(tl.exp(scores - top), axis=0)))
-    for i in range(K):
-        place = tl.argmax(scores, axis=0)
-        tl.store(out_scores + at * K + i, tl.max(scores, axis=0))
-        tl.store(out_ids + at * K + i, stretch * STRETCH + place)
-        scores = tl.where(tl.arange(0, STRETCH) == place, float("-inf"), scores)
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    row_ok = rows < num_rows
+    outs = tl.program_id(1) * OUT + tl.arange(0, OUT)
+    out_ok = outs < vocab
+    prefetch_weights(weight, outs, vocab, 0, K, K, OUT, PDL)
+    wait_for_previous_kernel(PDL)
+    scores = product(x, rows, row_ok, norm, eps, weight, outs, out_ok, 0, K, K, ROWS, OUT, IN, NORM, EXACT)
+    own = rows // rows_each * record
+    scale = tl.load(scales + own, mask=row_ok, other=0.0)
+    if tl.max(scale, axis=0) > 0.0:
+        low = tl.load(keys + own + 2 * level, mask=row_ok, other=0)
+        high = tl.load(keys + own + 2 * level + 1, mask=row_ok, other=0)
+        constant = tl.load(constants + outs, mask=out_ok, other=0)
+        noise = gumbel(uniform_of(constant[None, :], low[:, None], high[:, None]))
+        scores = tl.where((scale > 0.0)[:, None], scores * scale[:, None] + noise, scores)
+    scores = tl.where(out_ok[None, :] & (scores == scores), scores, float("-inf"))
+    top = tl.max(scores, axis=1)
+    safe = tl.where(top == float("-inf"), 0.0, top)
+    at = rows.to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    tl.store(sums + at, safe + tl.log(tl.sum(tl.exp(scores - safe[:, None]), axis=1)), mask=row_ok)
+    left = tl.where(out_ok[None, :], _packed(scores, outs[None, :] + tl.zeros((ROWS, OUT), dtype=tl.int32)), LEAST)
+    for i in range(TOP):
+        best = tl.max(left, axis=1)
+        tl.store(packed + at * TOP + i, best, mask=row_ok)
+        left = tl.where(left == best[:, None], LEAST, left)
 
 
-def likeliest_tokens(
-    logits: Tensor,  # [R, W, vocab] float32
+@triton.jit(do_not_specialize=["stretches"])
+def _join_kernel(
+    packed, sums, target_ids, ids, log_probs, stretches,
+    TOP: tl.constexpr, STRETCHES: tl.constexpr, CANDIDATES: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    wait_for_previous_kernel(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    parts = tl.arange(0, STRETCHES)
+    part = tl.load(sums + row * stretches + parts, mask=parts < stretches, other=float("-inf"))
+    top = tl.max(part, axis=0)
+    total = top + tl.log(tl.sum(tl.exp(part - top), axis=0))
+    places = tl.arange(0, CANDIDATES)
+    left = tl.load(packed + row * stretches * TOP + places, mask=places < stretches * TOP, other=LEAST)
+    for i in range(TOP):
+        best = tl.max(left, axis=0)
+        tl.store(log_probs + row * TOP + i, _score_of(best) - total)
+        tl.store(ids + row * TOP + i, tl.load(target_ids + _id_of(best)))
+        left = tl.where(left == best, LEAST, left)
+
+
+def head_top(
+    x: Tensor,  # [rows, hidden]: as many of each request, one after the other
+    norm: Tensor | None,  # [hidden]
+    weight: Tensor,  # [vocab, hidden]
     noise: Noise,
     level: int,
-    k: int,
-) -> tuple[Tensor, Tensor]:
-    """Ids (int64) and log-probabilities, [R, W, k], likeliest first."""
-    num_requests, width, vocab = logits.shape
-    rows, stretches = num_requests * width, triton.cdiv(vocab, STRETCH)
-    scores = torch.empty(rows, stretches * k, dtype=torch.float32, device=logits.device)
-    ids = torch.empty(rows, stretches * k, dtype=torch.int32, device=logits.device)
-    sums = torch.empty(rows, stretches, dtype=torch.float32, device=logits.device)
-    noisy = noise.id_constants is not None
-    _top_kernel[(rows, stretches)](
-        logits.contiguous(), scores, ids, sums, noise.scales, noise.noise_keys,
-        noise.id_constants if noisy else ids, level, vocab,
-        WIDTH=width, LEVELS=noise.noise_keys.shape[1], K=k, STRETCH=STRETCH, NOISY=noisy, num_warps=4,
+    target_ids: Tensor,  # [vocab] int32: what ids of the head mean
+    packed: Tensor,  # int64: room for rows * num_stretches() * k
+    sums: Tensor,  # float32: room for rows * num_stretches()
+    ids: Tensor,  # [rows, k] int32: written, likeliest first
+    log_probs: Tensor,  # [rows, k] float32: written
+    eps: float,
+    tile: Tile,
+    *,
+    pdl: int = NO_PDL,
+    row_tile: int = ROWS,
+) -> None:
+    num_rows, (vocab, num_in), k = x.shape[0], weight.shape, ids.shape[1]
+    stretches = num_stretches(vocab, tile)
+    num_requests, record = noise.scales.shape[0], noise.scales.stride(0)
+    assert k <= min(vocab, tile.out), "a stretch must have as many tokens as are asked for"
+    _head_kernel[(triton.cdiv(num_rows, row_tile), stretches)](
+        x, norm if norm is not None else x, weight, packed, sums, noise.scales, noise.noise_keys, noise.id_constants,
+        num_rows, num_rows // num_requests, level, record, vocab, eps,
+        K=num_in, TOP=k, NORM=norm_mode(weight.dtype) if norm is not None else NO_NORM,
+        EXACT=weight.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
+        num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip
-    best, places = scores.topk(k, dim=1)
-    log_probs = best - sums.logsumexp(1, keepdim=True)
-    return ids.gather(1, places).long().view(-1, width, k), log_probs.view(-1, width, k)
+    _join_kernel[(num_rows,)](
+        packed, sums, target_ids, ids, log_probs, stretches,
+        TOP=k, STRETCHES=triton.next_power_of_2(stretches), CANDIDATES=triton.next_power_of_2(stretches * k), PDL=pdl,
+        num_warps=4, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
+    )  # fmt: skip
+
+
+def num_stretches(vocab: int, tile: Tile) -> int:
+    return -(-vocab // tile.out)

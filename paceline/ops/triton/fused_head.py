@@ -27,18 +27,14 @@ class RowNoise:
     positions: Tensor  # [rows] int32: of the token that is drawn
 
 
-@triton.jit(do_not_specialize=["num_rows"])
-def _head_kernel(
-    x, wanted, norm, weight, logits, scores, ids, temperatures, seeds, positions, num_rows, vocab, eps,
+@triton.jit
+def _head_tile(
+    x, wanted, norm, weight, logits, scores, ids, temperatures, seeds, positions, outs, num_rows, vocab, eps,
     K: tl.constexpr, PICK: tl.constexpr, NOISE: tl.constexpr, PURPOSE: tl.constexpr, NORM: tl.constexpr,
-    EXACT: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, PDL: tl.constexpr,
+    EXACT: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    row_ok = rows < num_rows
-    outs = tl.program_id(1) * OUT + tl.arange(0, OUT)
-    out_ok = outs < vocab
-    prefetch_weights(weight, outs, vocab, 0, K, K, OUT, PDL)
-    wait_for_previous_kernel(PDL)
+    row_ok, out_ok = rows < num_rows, outs < vocab
     x_rows = tl.load(wanted + rows, mask=row_ok, other=0)
     made = product(x, x_rows, row_ok, norm, eps, weight, outs, out_ok, 0, K, K, ROWS, OUT, IN, NORM, EXACT)
     if PICK:
@@ -62,6 +58,27 @@ def _head_kernel(
         tl.store(logits + at, made, mask=row_ok[:, None] & out_ok[None, :])
 
 
+@triton.jit(do_not_specialize=["num_rows"])
+def _head_kernel(
+    x, wanted, norm, weight, logits, scores, ids, temperatures, seeds, positions, count, num_rows, vocab, eps,
+    COUNTED: tl.constexpr, K: tl.constexpr, PICK: tl.constexpr, NOISE: tl.constexpr, PURPOSE: tl.constexpr,
+    NORM: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    outs = tl.program_id(1) * OUT + tl.arange(0, OUT)
+    if COUNTED:
+        num_rows = tl.minimum(num_rows, tl.load(count))  # sent before the pass: no kernel of it writes the number
+    some = tl.program_id(0) * ROWS < num_rows
+    if some:
+        prefetch_weights(weight, outs, vocab, 0, K, K, OUT, PDL)
+    wait_for_previous_kernel(PDL)
+    if some:
+        _head_tile(
+            x, wanted, norm, weight, logits, scores, ids, temperatures, seeds, positions, outs, num_rows, vocab, eps,
+            K, PICK, NOISE, PURPOSE, NORM, EXACT, ROWS, OUT, IN,
+        )  # fmt: skip
+
+
 @triton.jit
 def _pick_kernel(scores, ids, tokens, token_scores, num_tiles, TILES: tl.constexpr, PDL: tl.constexpr):
     wait_for_previous_kernel(PDL)
@@ -83,15 +100,16 @@ def norm_head_logits(
     eps: float,
     tile: Tile,
     *,
+    count: Tensor | None = None,  # [1] int32: only so many of `wanted` are computed; None: all
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
     num_rows, (vocab, num_in) = wanted.shape[0], weight.shape
     grid = (triton.cdiv(num_rows, row_tile), triton.cdiv(vocab, tile.out))
     _head_kernel[grid](
-        x, wanted, norm, weight, logits, x, x, x, x, x, num_rows, vocab, eps,
-        K=num_in, PICK=False, NOISE=False, PURPOSE=0, NORM=norm_mode(x.dtype), EXACT=x.dtype == torch.float32,
-        ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
+        x, wanted, norm, weight, logits, x, x, x, x, x, wanted if count is None else count, num_rows, vocab, eps,
+        COUNTED=count is not None, K=num_in, PICK=False, NOISE=False, PURPOSE=0, NORM=norm_mode(x.dtype),
+        EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip
 
@@ -109,6 +127,7 @@ def norm_head_tokens(
     eps: float,
     tile: Tile,
     *,
+    count: Tensor | None = None,  # [1] int32: only so many of `wanted` are computed; None: all
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
@@ -117,9 +136,9 @@ def norm_head_tokens(
     _head_kernel[(triton.cdiv(num_rows, row_tile), num_tiles)](
         x, wanted, norm, weight, x, scores, ids,
         noise.temperatures if noise is not None else x, noise.seeds if noise is not None else x,
-        noise.positions if noise is not None else x, num_rows, vocab, eps,
-        K=num_in, PICK=True, NOISE=noise is not None, PURPOSE=int(Purpose.SAMPLE), NORM=norm_mode(x.dtype),
-        EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
+        noise.positions if noise is not None else x, wanted if count is None else count, num_rows, vocab, eps,
+        COUNTED=count is not None, K=num_in, PICK=True, NOISE=noise is not None, PURPOSE=int(Purpose.SAMPLE),
+        NORM=norm_mode(x.dtype), EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip
     _pick_kernel[(num_rows,)](

@@ -1,4 +1,4 @@
-"""RMSNorm, the q, k and v product, bias, q/k norm, RoPE and the KV write, in one kernel.
+"""RMSNorm (if any), the q, k and v product, bias, q/k norm, RoPE and the KV write, in one kernel.
 
 A program makes pairs of outputs of one head: RoPE turns dimension i together with i + head_dim / 2, so columns
 alternate between the two halves. With a norm on q and k a program takes a whole head. A row whose slot is negative
@@ -14,7 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.ops.triton.product import NO_PDL, norm_mode, prefetch_weights, product, wait_for_previous_kernel
+from paceline.ops.triton.product import (
+    NO_NORM,
+    NO_PDL,
+    NORMED,
+    norm_mode,
+    prefetch_weights,
+    product,
+    wait_for_previous_kernel,
+)
 from paceline.ops.triton.tiles import ROWS, Tile
 
 
@@ -43,7 +51,7 @@ def _qkv_kernel(
     out_ok = column_pairs < half
     prefetch_weights(weight, outs, (Q_HEADS + 2 * KV_HEADS) * DIM, 0, K, K, OUT, PDL)
     wait_for_previous_kernel(PDL)
-    dtype = x.dtype.element_ty
+    dtype = query.dtype.element_ty
     made = product(x, rows, row_ok, norm, eps, weight, outs, out_ok, 0, K, K, ROWS, OUT, IN, NORM, EXACT)
     if HAS_BIAS:
         made += tl.load(bias + outs, mask=out_ok, other=0.0).to(tl.float32)[None, :]
@@ -87,7 +95,7 @@ def _qkv_kernel(
 
 def norm_qkv_rope(
     x: Tensor,  # [rows, hidden]
-    norm: Tensor,  # [hidden]
+    norm: Tensor | None,  # [hidden]; None: the rows are used as they are
     weight: Tensor,  # [(q + 2 kv heads) * dim, hidden]
     bias: Tensor | None,
     head_norms: Tensor | None,  # [2, dim]: of q and of k
@@ -101,10 +109,14 @@ def norm_qkv_rope(
     eps: float,
     tile: Tile,
     *,
+    scales: Tensor | None = None,  # [rows] float32: x was normed by norm_rows()
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
     num_rows, num_in = x.shape
+    mode = norm_mode(weight.dtype) if norm is not None else NO_NORM
+    if scales is not None:
+        norm, mode = scales, NORMED
     out = (
         triton.next_power_of_2(heads.dim)
         if head_norms is not None
@@ -113,10 +125,11 @@ def norm_qkv_rope(
     tiles = triton.cdiv(heads.dim, out)
     grid = (triton.cdiv(num_rows, row_tile), (heads.num_q + 2 * heads.num_kv) * tiles)
     _qkv_kernel[grid](
-        x, norm, weight, bias if bias is not None else x, head_norms if head_norms is not None else x, cos, sin,
-        positions, slots, query, kv_layer, num_rows, kv_layer.shape[1], eps,
+        x, norm if norm is not None else x, weight, bias if bias is not None else x,
+        head_norms if head_norms is not None else x, cos, sin, positions, slots,
+        query, kv_layer, num_rows, kv_layer.shape[1], eps,
         K=num_in, Q_HEADS=heads.num_q, KV_HEADS=heads.num_kv, DIM=heads.dim,
-        HAS_BIAS=bias is not None, HEAD_NORM=head_norms is not None, NORM=norm_mode(x.dtype),
-        EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=out, IN=tile.into, PDL=pdl,
+        HAS_BIAS=bias is not None, HEAD_NORM=head_norms is not None, NORM=mode,
+        EXACT=weight.dtype == torch.float32, ROWS=row_tile, OUT=out, IN=tile.into, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

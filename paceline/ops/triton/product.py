@@ -2,7 +2,8 @@
 
 A row may be normed on the way (RMSNorm): either its scale is applied to the finished sum, which reads the row once, or
 to the row itself before the product, which reads it twice and rounds as `reference.rms_norm` does. The second is for
-float16, whose range the unscaled row may leave.
+float16, whose range the unscaled row may leave. Or norm_rows.py has done either already: `norm` then has the scales.
+Rows may be wider than the weight: they are rounded to its type.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
@@ -11,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-NO_NORM, SCALE_LAST, SCALE_FIRST = 0, 1, 2
+NO_NORM, SCALE_LAST, SCALE_FIRST, NORMED = 0, 1, 2, 3
 
 # Programmatic dependent launch (Hopper and later): a kernel's programs start while the previous kernel still runs and
 # wait for it before they read what it wrote; with PDL_PREFETCH they ask for their weights before they wait.
@@ -19,7 +20,18 @@ NO_PDL, PDL, PDL_PREFETCH = 0, 1, 2
 
 
 def norm_mode(dtype: torch.dtype) -> int:
+    """`dtype`: the weight's"""
     return SCALE_FIRST if dtype == torch.float16 else SCALE_LAST
+
+
+@triton.jit
+def row_sums(values, ROWS: tl.constexpr, SIZE: tl.constexpr):
+    """[ROWS] sums of [ROWS, SIZE], SIZE a power of two up to 4,096. Always of two values at a time, so that their order
+    is not the compiler's: that of `tl.sum` over more follows from how a tile lies in registers."""
+    for step in tl.static_range(12):
+        if (SIZE >> step) > 1:
+            values = tl.sum(tl.reshape(values, (ROWS, 2, SIZE >> (step + 1))), axis=1)
+    return tl.reshape(values, (ROWS,))
 
 
 @triton.jit
@@ -41,7 +53,7 @@ def product(
             read = row_ok[:, None] if whole else row_ok[:, None] & (start + ins < K)[None, :]
             wide = tl.load(x_at + start, mask=read, other=0.0).to(tl.float32)
             squares += wide * wide
-        scale = tl.rsqrt(tl.sum(squares, axis=1) / K + eps)
+        scale = tl.rsqrt(row_sums(squares, ROWS, IN) / K + eps)
     squares = tl.zeros((ROWS, IN), dtype=tl.float32)
     total = tl.zeros((ROWS, OUT), dtype=tl.float32)
     for start in range(0, SPAN, IN):
@@ -50,17 +62,19 @@ def product(
         w_ok = out_ok[None, :] if whole else out_ok[None, :] & (ins < left)[:, None]
         w_tile = tl.load(w_at + start, mask=w_ok, other=0.0)
         x_tile = tl.load(x_at + start, mask=x_ok, other=0.0)
-        if NORM > 0:
+        if NORM == 1 or NORM == 2:
             norm_tile = tl.load(norm + begin + start + ins, mask=ins < left, other=0.0)[None, :]
             if NORM == 1:
                 wide = x_tile.to(tl.float32)
                 squares += wide * wide
-                x_tile = (wide * norm_tile.to(tl.float32)).to(x_tile.dtype)
+                x_tile = (wide * norm_tile.to(tl.float32)).to(w_tile.dtype)
             else:
-                x_tile = (x_tile.to(tl.float32) * scale[:, None]).to(x_tile.dtype) * norm_tile
-        total = tl.dot(x_tile, w_tile, total, input_precision=precision)
+                x_tile = (x_tile.to(tl.float32) * scale[:, None]).to(w_tile.dtype) * norm_tile
+        total = tl.dot(x_tile.to(w_tile.dtype), w_tile, total, input_precision=precision)
     if NORM == 1:
-        total *= tl.rsqrt(tl.sum(squares, axis=1) / K + eps)[:, None]
+        total *= tl.rsqrt(row_sums(squares, ROWS, IN) / K + eps)[:, None]
+    if NORM == 3:
+        total *= tl.load(norm + x_rows, mask=row_ok, other=0.0)[:, None]
     return total
 
 

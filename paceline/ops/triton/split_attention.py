@@ -1,165 +1,119 @@
-"""Paged tree attention in which several programs share a row's keys.
+"""Paged tree attention in which rows of a prompt share the keys that are loaded, and programs share a row's keys.
 
 Key number k of a row is its request's position k while k is below the row's context, and after that the row's ancestor
-at that depth, found by climbing `parents`. Keys are cut at multiples of SPLIT, counted from key 0; each split has a
-softmax of its own, and these are merged from front to back. Which program computed a split, and how many programs
-there were, does not show: a tree node and the same token in plain text get the same bits, at any batch size.
+at that depth, found by climbing `parents`. Keys are cut into splits at multiples of `Steps.keys`, counted from key 0;
+each split has a softmax of its own, and these are merged from front to back. Which program computed a split, and which
+rows it had beside this one, does not show: a tree node, a row of a prompt and the same token decoded alone get the
+same bits, at any batch size.
 
-With several programs a row (PARTS) the last one to finish merges what all of them left in memory; with one there is
-nothing to leave.
+In a pass of many rows the committed rows of one request that stand together make blocks, each for one program, which
+loads every key once for all of them (`Programs.block_rows`). Blocks are found on the device, from the rows themselves,
+so a captured graph serves any mixture of prompts, decoding rows and trees.
+
+With several programs a row or block the last one to finish merges what all of them left in memory; with one there is
+nothing to leave. Programs without a split of their own end at once.
 """
 
-# mypy: disable-error-code="untyped-decorator, no-untyped-def"
-
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from paceline.ops.triton.product import NO_PDL, wait_for_previous_kernel
+from paceline.ops.triton.product import NO_PDL
+from paceline.ops.triton.split_attention_kernel import attention_kernel
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
     """Part of the arithmetic, so the same for every pass of a model."""
 
-    split: int = 128  # keys of one softmax
-    keys: int = 128  # keys of one product
-    warps: int = 4
+    keys: int = 64  # of one softmax
 
 
 STEPS = Steps()
-MIN_GROUP = 16  # the smallest side that a tensor core product takes
+LOG2_E = 1.4426950408889634  # the kernel takes powers of two
+MIN_LINES = 16  # the smallest side that a tensor core product takes
 MAX_PARTS = 16
 WANTED_PROGRAMS = 264  # two for each multiprocessor of a large GPU
+BLOCKS_FROM = 32  # rows of a pass. Fewer fill a GPU only one by one, and finding blocks takes time
+FEWEST_BLOCK_PARTS = 4  # fewer save less than merging what they leave takes
+MAX_SCRATCH_BYTES = 1 << 28  # what programs of one block leave; where it would be more each block has one program
+BUFFER_BYTES = 1 << 16  # of shared memory, for keys and values that are under way
 
 
-@triton.jit
-def _merge(best, total, mixed, other_best, other_total, other_mixed):
-    """Two softmaxes over different keys as one. An empty one has best -inf and takes part with exact zeros."""
-    new_best = tl.maximum(best, other_best)
-    shrink, other_shrink = tl.exp(best - new_best), tl.exp(other_best - new_best)
-    total = total * shrink + other_total * other_shrink
-    mixed = mixed * shrink[:, None] + other_mixed * other_shrink[:, None]
-    return new_best, total, mixed
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """How a pass is cut into programs. It does not show in the bits."""
+
+    parts: int  # programs of a row and kv head
+    block_rows: int  # rows of a block; 1: no blocks
+    block_lines: int  # heads of one kv head, for all rows of a block, padded
+    block_parts: int  # programs of a block and kv head
+    warps: int
+
+    @property
+    def leaves_parts(self) -> bool:
+        return self.parts > 1 or self.block_parts > 1
 
 
-@triton.jit
-def _key_slots(
-    at, ok, row, context, num_keys, depth, table, slots, parents, BLOCK_SIZE: tl.constexpr, KEYS: tl.constexpr
-):
-    """Where keys `at` of a row lie."""
-    block = tl.load(table + at // BLOCK_SIZE, mask=ok & (at < context), other=0)
-    slot = block * BLOCK_SIZE + at % BLOCK_SIZE
-    if tl.max(at, axis=0) >= context:  # some of these keys may be tree nodes
-        is_node = ok & (at >= context)
-        node = tl.zeros((KEYS,), dtype=tl.int32) + row.to(tl.int32)
-        climbs = num_keys - 1 - at  # generations from the row up to the ancestor at this depth
-        for generation in range(depth - 1):
-            climbing = is_node & (generation < climbs)
-            node = tl.where(climbing, tl.load(parents + node, mask=climbing, other=0), node)
-        slot = tl.where(is_node, tl.load(slots + node, mask=is_node, other=0), slot)
-    return slot.to(tl.int64)
+def row_lines(heads: int, kv_heads: int) -> int:
+    return max(MIN_LINES, 1 << (heads // kv_heads - 1).bit_length())
 
 
-@triton.jit(do_not_specialize=["num_slots", "table_stride", "max_splits", "window"])
-def _attention_kernel(
-    query, kv, out, positions, slots, context_lens, parents, is_node, req_ids, tables,
-    part_best, part_total, part_mixed, arrivals, table_stride, num_slots, max_splits, window, scale,
-    Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    GROUP: tl.constexpr, DIM_PAD: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr, PARTS: tl.constexpr,
-    EXACT: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    wait_for_previous_kernel(PDL)
-    row, kv_head, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
-    group_size: tl.constexpr = Q_HEADS // KV_HEADS
-    precision: tl.constexpr = "ieee" if EXACT else "tf32"
-    members, dims = tl.arange(0, GROUP), tl.arange(0, DIM_PAD)
-    heads = row * Q_HEADS + kv_head * group_size + members  # [group], over all rows
-    member_ok, dim_ok = members < group_size, dims < DIM
-    q_ok = member_ok[:, None] & dim_ok[None, :]
-    q_at = heads[:, None] * DIM + dims[None, :]
-    q = tl.load(query + q_at, mask=q_ok, other=0.0)  # [group, dim]
+def row_warps(heads: int, kv_heads: int) -> int:
+    return 4 if row_lines(heads, kv_heads) < 64 else 2
 
-    context = tl.load(context_lens + row)
-    # A node at depth d comes after its context and its d - 1 ancestors; a committed row lies in its own context.
-    depth = tl.where(tl.load(is_node + row) != 0, tl.load(positions + row) + 1 - context, 0)
-    num_keys = context + depth
-    first = tl.where(window > 0, tl.maximum(num_keys - window, 0), 0)
-    first_split, num_splits = first // SPLIT, (num_keys + SPLIT - 1) // SPLIT
-    table = tables + tl.load(req_ids + row).to(tl.int64) * table_stride
-    values = kv + num_slots.to(tl.int64) * KV_HEADS * DIM
 
-    best = tl.full((GROUP,), float("-inf"), dtype=tl.float32)
-    total = tl.zeros((GROUP,), dtype=tl.float32)
-    mixed = tl.zeros((GROUP, DIM_PAD), dtype=tl.float32)
-    for split in range(first_split + part, num_splits, PARTS):
-        own_best = tl.full((GROUP,), float("-inf"), dtype=tl.float32)
-        own_total = tl.zeros((GROUP,), dtype=tl.float32)
-        own_mixed = tl.zeros((GROUP, DIM_PAD), dtype=tl.float32)
-        begin = tl.maximum(split * SPLIT, first // KEYS * KEYS)  # a step without any key would be a softmax of nothing
-        end = tl.minimum(split * SPLIT + SPLIT, num_keys)
-        for start in range(begin, end, KEYS):
-            at = start + tl.arange(0, KEYS)
-            ok = (at >= first) & (at < num_keys)
-            slot = _key_slots(at, ok, row, context, num_keys, depth, table, slots, parents, BLOCK_SIZE, KEYS)
-            kv_at = (slot[:, None] * KV_HEADS + kv_head) * DIM + dims[None, :]
-            kv_ok = ok[:, None] & dim_ok[None, :]
-            key = tl.load(kv + kv_at, mask=kv_ok, other=0.0)  # [keys, dim]
-            value = tl.load(values + kv_at, mask=kv_ok, other=0.0)
-            scores = tl.dot(q, tl.trans(key), input_precision=precision) * scale  # [group, keys]
-            scores = tl.where(ok[None, :], scores, float("-inf"))
-            new_best = tl.maximum(own_best, tl.max(scores, axis=1))
-            shrink = tl.exp(own_best - new_best)
-            weights = tl.exp(scores - new_best[:, None])
-            own_total = own_total * shrink + tl.sum(weights, axis=1)
-            own_mixed = own_mixed * shrink[:, None]
-            own_mixed += tl.dot(weights.to(value.dtype), value, input_precision=precision)
-            own_best = new_best
-        if PARTS == 1:
-            best, total, mixed = _merge(best, total, mixed, own_best, own_total, own_mixed)
-        else:
-            at_split = heads * max_splits + split
-            tl.store(part_best + at_split, own_best, mask=member_ok)
-            tl.store(part_total + at_split, own_total, mask=member_ok)
-            tl.store(part_mixed + at_split[:, None] * DIM + dims[None, :], own_mixed, mask=q_ok)
-    last = True
-    if PARTS > 1:
-        tl.debug_barrier()  # all threads have written before one of them says so
-        counter = arrivals + row * KV_HEADS + kv_head
-        last = tl.atomic_add(counter, 1) == PARTS - 1
-        if last:
-            for split in range(first_split, num_splits):
-                at_split = heads * max_splits + split
-                own_best = tl.load(part_best + at_split, mask=member_ok, other=0.0, cache_modifier=".cg")
-                own_total = tl.load(part_total + at_split, mask=member_ok, other=1.0, cache_modifier=".cg")
-                mixed_at = part_mixed + at_split[:, None] * DIM + dims[None, :]
-                own_mixed = tl.load(mixed_at, mask=q_ok, other=0.0, cache_modifier=".cg")
-                best, total, mixed = _merge(best, total, mixed, own_best, own_total, own_mixed)
-            tl.store(counter, 0)  # ready for the next pass
-    if last:
-        total = tl.where(total > 0.0, total, 1.0)  # a padding row may have no keys
-        tl.store(out + q_at, (mixed / total[:, None]).to(out.dtype.element_ty), mask=q_ok)
+def block_shape(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> tuple[int, int, int]:
+    """Rows, lines and warps of a block: as many lines as there are registers for (see the kernel's first lines)."""
+    least, group = row_lines(heads, kv_heads), heads // kv_heads
+    wanted = 16 if dtype == torch.float32 else 64 if dim <= 64 else 32  # float32 does without tensor cores
+    lines = max(least, wanted)
+    return lines // group, lines, 2 if lines >= 64 else 4
+
+
+@cache
+def programs_for(num_rows: int, heads: int, kv_heads: int, dim: int, dtype: torch.dtype, max_splits: int) -> Programs:
+    parts = _num_parts(num_rows * kv_heads, max_splits)
+    block_rows, lines, warps = block_shape(heads, kv_heads, dim, dtype)
+    if num_rows < BLOCKS_FROM or block_rows == 1:
+        return Programs(parts, block_rows=1, block_lines=16, block_parts=1, warps=row_warps(heads, kv_heads))
+    block_parts = _num_parts(-(-num_rows // block_rows) * kv_heads, max_splits)
+    if block_parts < FEWEST_BLOCK_PARTS or _scratch_bytes(num_rows, heads, dim, max_splits) > MAX_SCRATCH_BYTES:
+        block_parts = 1
+    return Programs(parts, block_rows, lines, block_parts, warps)
+
+
+def _num_parts(num_programs: int, max_splits: int) -> int:
+    """How many programs share the keys of each: enough to fill the GPU. A power of two."""
+    wanted = min(MAX_PARTS, max_splits, WANTED_PROGRAMS // max(1, num_programs))
+    return 1 << (max(1, wanted).bit_length() - 1)
+
+
+def _scratch_bytes(num_rows: int, heads: int, dim: int, max_splits: int) -> int:
+    return num_rows * heads * max_splits * (dim + 2) * 4
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRows:
-    """What attention must know of each row: tensors of a ForwardBatch, or the device step's own."""
+    """What attention must know of each row: tensors of a ForwardBatch, or the device step's own.
+
+    The rows of a request stand together, its committed ones first."""
 
     positions: Tensor  # [rows] int32
     slots: Tensor  # [rows] int32
     context_lens: Tensor  # [rows] int32
     parents: Tensor  # [rows] int32
-    is_node: Tensor  # [rows] bool
+    is_node: Tensor  # [rows] int32: 0 or 1
     req_ids: Tensor  # [rows] int32
     block_tables: Tensor  # [requests, max_blocks] int32
     block_size: int
 
     def max_splits(self, steps: Steps = STEPS) -> int:
         # The nodes of a tree have slots in the table too, so no path is longer than the table.
-        return max(1, -(-self.block_tables.shape[1] * self.block_size // steps.split))
+        return max(1, -(-self.block_tables.shape[1] * self.block_size // steps.keys))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,23 +125,29 @@ class AttentionScratch:
 
     @staticmethod
     def allocate(
-        num_rows: int, num_heads: int, num_kv_heads: int, dim: int, max_splits: int, device: torch.device
+        num_rows: int,
+        num_heads: int,
+        num_kv_heads: int,
+        dim: int,
+        dtype: torch.dtype,
+        max_splits: int,
+        device: torch.device,
+        *,
+        earlier: "AttentionScratch | None" = None,
     ) -> "AttentionScratch":
-        """Room for a pass of up to this many rows; almost none where `num_parts` gives a row one program."""
-        split_rows = num_rows if num_parts(num_rows, num_kv_heads, max_splits) > 1 else 0
-        size = max(1, split_rows * num_heads * max_splits)
+        """Room for a pass of so many rows; almost none where every row and block has one program. `earlier` itself
+        where it is large enough: passes that follow each other can share it."""
+        programs = programs_for(num_rows, num_heads, num_kv_heads, dim, dtype, max_splits)
+        rows = num_rows if programs.leaves_parts else 0
+        size, counters = max(1, rows * num_heads * max_splits), max(1, rows * num_kv_heads)
+        if earlier is not None and earlier.best.numel() >= size and earlier.arrivals.numel() >= counters:
+            return earlier
         return AttentionScratch(
             best=torch.empty(size, dtype=torch.float32, device=device),
             total=torch.empty(size, dtype=torch.float32, device=device),
             mixed=torch.empty(size * dim, dtype=torch.float32, device=device),
-            arrivals=torch.zeros(max(1, split_rows * num_kv_heads), dtype=torch.int32, device=device),
+            arrivals=torch.zeros(counters, dtype=torch.int32, device=device),
         )
-
-
-def num_parts(num_rows: int, num_kv_heads: int, max_splits: int) -> int:
-    """How many programs share a row and head: enough to fill the GPU. A power of two, to have few kernels."""
-    wanted = min(MAX_PARTS, max_splits, WANTED_PROGRAMS // max(1, num_rows * num_kv_heads))
-    return 1 << (max(1, wanted).bit_length() - 1)
 
 
 def split_tree_attention(
@@ -200,19 +160,26 @@ def split_tree_attention(
     scale: float,
     *,
     pdl: int = NO_PDL,
-    parts: int | None = None,
+    programs: Programs | None = None,
     steps: Steps = STEPS,
 ) -> None:
     num_rows, heads, dim = query.shape
     _, num_slots, kv_heads, _ = kv_layer.shape
     max_splits = rows.max_splits(steps)
-    parts = num_parts(num_rows, kv_heads, max_splits) if parts is None else parts
-    _attention_kernel[(num_rows, kv_heads, parts)](
+    cut = programs_for(num_rows, heads, kv_heads, dim, query.dtype, max_splits) if programs is None else programs
+    dim_pad = max(16, triton.next_power_of_2(dim))
+    split_bytes = 2 * steps.keys * dim_pad * query.element_size()
+    buffers = min(2, max(1, BUFFER_BYTES // split_bytes))
+    at_once = min(8 if dim_pad <= 64 else 4, triton.next_power_of_2(max_splits))  # as many as there are registers for
+    attention_kernel[(num_rows, kv_heads, cut.parts)](
         query, kv_layer, out, rows.positions, rows.slots, rows.context_lens, rows.parents, rows.is_node, rows.req_ids,
-        rows.block_tables, scratch.best, scratch.total, scratch.mixed, scratch.arrivals, rows.block_tables.stride(0),
-        num_slots, max_splits, window or 0, scale,
+        rows.block_tables, scratch.best, scratch.total, scratch.mixed, scratch.arrivals, num_rows,
+        rows.block_tables.stride(0), num_slots, max_splits, window or 0, scale * LOG2_E, cut.parts, cut.block_parts,
         Q_HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_SIZE=rows.block_size,
-        GROUP=max(MIN_GROUP, triton.next_power_of_2(heads // kv_heads)), DIM_PAD=max(16, triton.next_power_of_2(dim)),
-        KEYS=steps.keys, SPLIT=steps.split, PARTS=parts, EXACT=query.dtype == torch.float32, PDL=pdl,
-        num_warps=steps.warps, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
+        LINES=row_lines(heads, kv_heads), BLOCK_LINES=cut.block_lines,
+        BLOCK_ROWS=cut.block_rows, BLOCK_ROWS_PAD=triton.next_power_of_2(cut.block_rows),
+        DIM_PAD=dim_pad, KEYS=steps.keys, WINDOWED=window is not None, EXACT=query.dtype == torch.float32,
+        SHARED=cut.parts > 1, BLOCK_SHARED=cut.block_parts > 1, AT_ONCE=at_once, PDL=pdl,
+        # A buffer takes two stages: the block table is read one before the keys.
+        num_warps=cut.warps, num_stages=2 * buffers + 1, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

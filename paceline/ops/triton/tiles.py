@@ -45,7 +45,8 @@ def tile_for(num_out: int, num_in: int, dtype: torch.dtype) -> Tile:
     """The tile of a weight [num_out, num_in]. A function of these alone."""
     if dtype.itemsize == 2 and (num_out, num_in) in MEASURED:
         return MEASURED[num_out, num_in]
-    into = min(MAX_INTO, max(16, 1 << (num_in - 1).bit_length())) * 2 // dtype.itemsize
+    # At least two steps: the compiler makes one of a product of a single step and the sum that follows it.
+    into = min(MAX_INTO, max(16, 1 << (num_in - 1).bit_length() >> 1)) * 2 // dtype.itemsize
     tile = Tile(out=32 if num_out >= MANY_OUTPUTS else 16, into=max(16, into), warps=2, stages=3)
     return replace(tile, splits=2) if num_in >= 4096 and num_out < MANY_OUTPUTS else tile
 
@@ -53,6 +54,7 @@ def tile_for(num_out: int, num_in: int, dtype: torch.dtype) -> Tile:
 WIDE_ROWS = 64  # rows of a program in passes of many rows, which are bound by arithmetic rather than by weights
 WIDE_FROM = 192  # rows of a pass: where programs of WIDE_ROWS take less time (measured at 128 and 512 rows)
 WIDE_OUTS = (64, 32)  # outputs of a wide program, the first that gives enough programs
+WIDE_INTO = 64  # inputs of a step where the step does not show: twice as many take all registers of two warps
 ENOUGH_PROGRAMS = 132  # one for each multiprocessor of a large GPU
 
 
@@ -69,5 +71,10 @@ def widened(tile: Tile, num_out: int, num_rows: int, *, normed: bool) -> Tile:
     Two warps keep the compiler from taking Hopper's other product instruction, which adds in another order."""
     row_tiles = -(-num_rows // WIDE_ROWS)
     wide = [out for out in WIDE_OUTS if out > tile.out and row_tiles * -(-num_out // out) >= ENOUGH_PROGRAMS]
-    into = tile.into if normed else min(tile.into, 128)
+    into = tile.into if normed else min(tile.into, WIDE_INTO)
     return replace(tile, out=wide[0] if wide else tile.out, into=into, warps=2, stages=min(tile.stages, 3))
+
+
+def after_norm(tile: Tile) -> Tile:
+    """The tile of a product whose rows were normed before (norm_rows.py): the step shows no more."""
+    return replace(tile, into=min(tile.into, WIDE_INTO))

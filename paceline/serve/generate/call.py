@@ -8,6 +8,7 @@ from paceline.core.draft_counts import DraftCounts
 from paceline.core.outputs import RequestMetrics, TokenLogprobs
 from paceline.core.sampling_params import SamplingParams
 from paceline.serve.http.request_bodies import CompletionRequest, GenerationRequest
+from paceline.serve.tools.plan import ToolPlan
 
 
 @dataclass(slots=True)
@@ -20,6 +21,7 @@ class Call:
     prompts: list[list[int]]
     params: SamplingParams
     cache_salt: str = ""
+    plan: ToolPlan | None = None  # where tools may be called
     created: int = field(default_factory=lambda: int(time.time()))
     arrival_s: float = field(default_factory=time.perf_counter)
     counts: list[DraftCounts] = field(default_factory=list)  # so far, one per choice, where a prediction was given

@@ -1,8 +1,6 @@
 """A call's answer as server-sent events: one chunk per delta and choice, then the figures, then [DONE]."""
 
-import asyncio
 import json
-import logging
 from functools import partial
 from typing import Any
 
@@ -12,26 +10,16 @@ from paceline.core.outputs import RequestOutput
 from paceline.llm.worker import in_worker
 from paceline.serve.generate.call import Call
 from paceline.serve.generate.deltas import Delta, cursors_for
+from paceline.serve.generate.event_sender import EventSender
 from paceline.serve.generate.figures import speculation, usage
-from paceline.serve.generate.formats import choice_body, format_for
+from paceline.serve.generate.formats import choice_bodies, format_for
 from paceline.serve.generate.served_engine import ServedEngine
-from paceline.serve.http.errors import as_api_error
-from paceline.serve.http.logs import log
-
-FAREWELL_S = 1.0  # a reader that does not take the last event within this is not waited for
-SSE_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # proxies must pass tokens on as they come
-]
 
 
 class EventStream:
     def __init__(self, call: Call, backend: ServedEngine, send: Send) -> None:
-        self.started = False
         self._call = call
-        self._send = send
-        self._sending = asyncio.Lock()  # prompts are written side by side: nothing may go before the headers
+        self._sender = EventSender(send, call.id)
         self._shape = format_for(call, backend.tokenizer)
         self._cursors = cursors_for(call, backend)
         head = {"id": call.id, "object": self._shape.chunk_object, "created": call.created, "model": call.model}
@@ -40,28 +28,23 @@ class EventStream:
         self._usage_at_end = options is not None and options.include_usage
         self._usage_always = options is not None and options.continuous_usage_stats
 
+    @property
+    def started(self) -> bool:
+        return self._sender.started
+
     async def take(self, prompt: int, output: RequestOutput) -> None:
         text = await in_worker(self._num_entries(prompt, output), partial(self._chunks, prompt, output))
         if text:
-            await self._write(text)
+            await self._sender.write(text)
 
     async def end(self) -> None:
-        await self._write(self._last_chunk() + "data: [DONE]\n\n")
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._sender.write(self._last_chunk() + "data: [DONE]\n\n")
+        await self._sender.end()
 
     async def fail(self, error: Exception) -> None:
         """Tell a client that already has a part of its answer."""
-        answer = as_api_error(error, self._call.id)
-        if answer.code == "internal":
-            log("stream_failed", level=logging.ERROR, id=self._call.id, error=error)
-        else:
-            log("stream_failed", id=self._call.id, reason=str(error))
-        try:
-            async with asyncio.timeout(FAREWELL_S):
-                await self._write(f"data: {json.dumps(answer.body())}\n\ndata: [DONE]\n\n")
-                await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-        except TimeoutError:
-            log("reader_stuck", id=self._call.id)
+        answer = self._sender.failure(error)
+        await self._sender.say_last(f"data: {json.dumps(answer.body())}\n\ndata: [DONE]\n\n")
 
     def _num_entries(self, prompt: int, output: RequestOutput) -> int:
         """A prompt is written with the first chunk of each of its choices."""
@@ -76,9 +59,10 @@ class EventStream:
         return "".join(map(self._chunk, deltas))
 
     def _chunk(self, delta: Delta) -> str:
-        choice = json.dumps(choice_body(self._shape, delta, whole=False), separators=(",", ":"))
         counts = f',"usage":{json.dumps(usage(self._call, self._cursors))}' if self._usage_always else ""
-        return f'{self._head},"choices":[{choice}]{counts}}}\n\n'
+        choices = choice_bodies(self._shape, delta, whole=False)
+        texts = (json.dumps(choice, separators=(",", ":")) for choice in choices)
+        return "".join(f'{self._head},"choices":[{choice}]{counts}}}\n\n' for choice in texts)
 
     def _last_chunk(self) -> str:
         parts: dict[str, Any] = {}
@@ -87,10 +71,3 @@ class EventStream:
         if self._call.body.return_speculation:
             parts["speculation"] = speculation(self._call)
         return f'{self._head},"choices":[],{json.dumps(parts)[1:]}\n\n' if parts else ""
-
-    async def _write(self, text: str) -> None:
-        async with self._sending:
-            if not self.started:
-                self.started = True
-                await self._send({"type": "http.response.start", "status": 200, "headers": SSE_HEADERS})
-            await self._send({"type": "http.response.body", "body": text.encode(), "more_body": True})

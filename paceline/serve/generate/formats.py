@@ -21,18 +21,24 @@ class Format(Protocol):
     object: str
     chunk_object: str
 
-    def choice(self, delta: Delta, *, whole: bool) -> dict[str, Any]: ...
+    def choices(self, delta: Delta, *, whole: bool) -> list[dict[str, Any]]: ...  # more than one only in a stream
 
 
 def format_for(call: Call, tokenizer: Tokenizer) -> Format:
-    return CompletionFormat(tokenizer, call) if isinstance(call.body, CompletionRequest) else ChatFormat(tokenizer)
+    if isinstance(call.body, CompletionRequest):
+        return CompletionFormat(tokenizer, call)
+    if call.plan is None:
+        return ChatFormat(tokenizer)
+    from paceline.serve.generate.chat_tools import ChatToolsFormat  # which is made of this file's ChatFormat
+
+    return ChatToolsFormat(tokenizer, call.plan)
 
 
-def choice_body(shape: Format, delta: Delta, *, whole: bool) -> dict[str, Any]:
-    choice = shape.choice(delta, whole=whole)
+def choice_bodies(shape: Format, delta: Delta, *, whole: bool) -> list[dict[str, Any]]:
+    choices = shape.choices(delta, whole=whole)
     if delta.pieces is not None:
-        choice["token_sources"] = [asdict(piece) for piece in delta.pieces]
-    return choice
+        choices[0]["token_sources"] = [asdict(piece) for piece in delta.pieces]
+    return choices
 
 
 class ChatFormat:
@@ -40,6 +46,9 @@ class ChatFormat:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+
+    def choices(self, delta: Delta, *, whole: bool) -> list[dict[str, Any]]:
+        return [self.choice(delta, whole=whole)]
 
     def choice(self, delta: Delta, *, whole: bool) -> dict[str, Any]:
         content: dict[str, Any] = {"content": delta.text}
@@ -76,7 +85,7 @@ class CompletionFormat:
         self._call = call
         self._echoed: dict[int, str] = {}  # by prompt, once a choice of it begins
 
-    def choice(self, delta: Delta, *, whole: bool) -> dict[str, Any]:
+    def choices(self, delta: Delta, *, whole: bool) -> list[dict[str, Any]]:
         text, offset = delta.text, delta.text_offset
         logprobs: list[TokenLogprobs | None] | None = None if delta.logprobs is None else list(delta.logprobs)
         if self._call.echoes:
@@ -87,13 +96,15 @@ class CompletionFormat:
                 logprobs = None if logprobs is None else [*self._call.prompt_logprobs[prompt], *logprobs]
             else:
                 offset += len(echoed)
-        return {
-            "index": delta.index,
-            "text": text,
-            "logprobs": None if logprobs is None else self._logprobs(logprobs, offset, delta.index),
-            "finish_reason": delta.finish_reason,
-            "stop_reason": delta.stop_reason,
-        }
+        return [
+            {
+                "index": delta.index,
+                "text": text,
+                "logprobs": None if logprobs is None else self._logprobs(logprobs, offset, delta.index),
+                "finish_reason": delta.finish_reason,
+                "stop_reason": delta.stop_reason,
+            }
+        ]
 
     def _echo(self, prompt: int) -> str:
         if prompt not in self._echoed:

@@ -7,16 +7,16 @@ from typing import Any
 from paceline.core.sampling_params import SamplingParams
 from paceline.llm.worker import in_worker
 from paceline.serve.config import ServerConfig
+from paceline.serve.generate.constraint import constraint
 from paceline.serve.generate.served_engine import ServedEngine
 from paceline.serve.http.errors import ApiError
 from paceline.serve.http.limits import check_logprobs, tokens_within_logprobs
-from paceline.serve.http.request_bodies import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    GenerationRequest,
-    Message,
-    as_text,
-)
+from paceline.serve.http.message_bodies import Message, as_text
+from paceline.serve.http.request_bodies import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from paceline.serve.http.tool_bodies import Tool
+from paceline.serve.tools.families import takes_tools
+from paceline.serve.tools.generic import generic_messages
+from paceline.serve.tools.plan import ToolPlan
 
 CHARS_PER_MESSAGE = 100  # what a chat template takes for a message, in characters of text
 MAX_TOKEN_DIGITS = 10  # of a token id as a key of JSON
@@ -30,7 +30,11 @@ _SAME_NAME = (
 
 
 async def sampling_params(
-    body: GenerationRequest, prompt_lens: list[int], backend: ServedEngine, config: ServerConfig
+    body: GenerationRequest,
+    prompt_lens: list[int],
+    backend: ServedEngine,
+    config: ServerConfig,
+    plan: ToolPlan | None = None,
 ) -> SamplingParams:
     """One set of options for all prompts of a call, `max_tokens` resolved."""
     options = {name: getattr(body, name) for name in _SAME_NAME if getattr(body, name) is not None}
@@ -44,7 +48,10 @@ async def sampling_params(
         logprobs=logprobs,
         logit_bias=_logit_bias(body.logit_bias),
         speculative=await _speculative(body, backend),
+        structured_outputs=constraint(body, plan),
     )
+    if plan is not None and plan.format.special_id is not None:
+        params = replace(params, skip_special_tokens=False)  # a call's marker must be seen
     echo = isinstance(body, CompletionRequest) and bool(body.echo)
     if echo and logprobs is not None:
         params = replace(params, prompt_logprobs=logprobs)
@@ -108,7 +115,8 @@ async def _speculative(body: GenerationRequest, backend: ServedEngine) -> dict[s
 async def prompt_token_ids(body: GenerationRequest, backend: ServedEngine, config: ServerConfig) -> list[list[int]]:
     """Every prompt of the call, tokenized and within the limits."""
     if isinstance(body, ChatCompletionRequest):
-        prompts = [await tokenize_chat(body.messages, backend)]
+        tools = () if body.tool_choice == "none" else body.tools or ()
+        prompts = [await tokenize_chat(body.messages, backend, tools=tools)]
     else:
         assert isinstance(body, CompletionRequest)
         prompts = await _completion_prompts(body, backend)
@@ -137,11 +145,23 @@ async def tokenize_text(text: str, backend: ServedEngine, add_special_tokens: bo
 
 
 async def tokenize_chat(
-    messages: Sequence[Message], backend: ServedEngine, add_generation_prompt: bool = True
+    messages: Sequence[Message],
+    backend: ServedEngine,
+    add_generation_prompt: bool = True,
+    tools: Sequence[Tool] = (),
 ) -> list[int]:
     rendered = [message.for_template() for message in messages]
     num_chars = sum(len(message["content"]) + CHARS_PER_MESSAGE for message in rendered)
-    return await in_worker(num_chars, lambda: backend.tokenizer.chat_token_ids(rendered, add_generation_prompt))
+    tokenizer = backend.tokenizer
+    if not tools and not any(message.is_of_tools for message in messages):
+        return await in_worker(num_chars, lambda: tokenizer.chat_token_ids(rendered, add_generation_prompt))
+    told = [tool.for_template() for tool in tools]
+    num_chars += len(str(told))
+    if not takes_tools(tokenizer.chat_template):
+        rendered, told = generic_messages(rendered, told), []
+    return await in_worker(
+        num_chars, lambda: tokenizer.chat_token_ids(rendered, add_generation_prompt, tools=told or None)
+    )
 
 
 def _check_prompt(token_ids: list[int], backend: ServedEngine, config: ServerConfig) -> None:

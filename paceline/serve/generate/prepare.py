@@ -7,16 +7,19 @@ from paceline.serve.http.limits import check_model, check_options
 from paceline.serve.http.logs import log
 from paceline.serve.http.request_bodies import ChatCompletionRequest, GenerationRequest
 from paceline.serve.http.tenants import Tenant
+from paceline.serve.tools.plan import tool_plan
 
 
-async def prepare(service: Service, body: GenerationRequest, request_id: str, tenant: Tenant) -> Call:
+async def prepare(service: Service, body: GenerationRequest, call_id: str, tenant: Tenant) -> Call:
     backend, config = service.backend, service.config
     model = check_model(body.model, config)
     check_options(body, config)
     prompts = await prompt_token_ids(body, backend, config)
-    params = await sampling_params(body, [len(p) for p in prompts], backend, config)
-    kind = "chatcmpl" if isinstance(body, ChatCompletionRequest) else "cmpl"
-    call = Call(f"{kind}-{request_id}", model, body, prompts, params, tenant.cache_salt(body.cache_salt))
+    plan = None
+    if isinstance(body, ChatCompletionRequest):
+        plan = tool_plan(body, lambda: service.tool_format)
+    params = await sampling_params(body, [len(p) for p in prompts], backend, config, plan)
+    call = Call(call_id, model, body, prompts, params, tenant.cache_salt(body.cache_salt), plan)
     service.metrics.prompt_tokens.inc(sum(len(p) for p in prompts))
     if config.log_prompts:
         log("prompt", id=call.id, prompts=[backend.tokenizer.decode(p, False) for p in prompts])

@@ -9,7 +9,9 @@ from contextlib import aclosing
 from typing import Protocol
 
 from paceline.core.outputs import RequestOutput
+from paceline.errors import InvalidRequestError
 from paceline.serve.generate.call import Call
+from paceline.serve.generate.constraint import refusal
 from paceline.serve.generate.service import Service
 from paceline.serve.observe.metrics import TokenTimes
 
@@ -39,6 +41,13 @@ async def run(service: Service, call: Call, writer: Writer) -> None:
 
 
 async def _run_prompt(service: Service, call: Call, prompt: int, writer: Writer) -> None:
+    try:
+        await _read_prompt(service, call, prompt, writer)
+    except InvalidRequestError as error:
+        raise refusal(call, error) from None
+
+
+async def _read_prompt(service: Service, call: Call, prompt: int, writer: Writer) -> None:
     times = TokenTimes(service.metrics, call.arrival_s, call.params.n)
     outputs = service.backend.generate(call.prompts[prompt], call.params, call.request_id(prompt), call.cache_salt)
     async with aclosing(outputs):  # type: ignore[type-var]

@@ -9,7 +9,7 @@ from paceline.llm.worker import in_worker
 from paceline.serve.generate.call import Call
 from paceline.serve.generate.deltas import cursors_for
 from paceline.serve.generate.figures import prompt_logprobs, speculation, usage
-from paceline.serve.generate.formats import choice_body, format_for
+from paceline.serve.generate.formats import choice_bodies, format_for
 from paceline.serve.generate.served_engine import ServedEngine
 
 
@@ -33,10 +33,11 @@ class WholeAnswer:
         call, tokenizer = self._call, self._backend.tokenizer
         shape, cursors = format_for(call, tokenizer), cursors_for(call, self._backend)
         choices = ",".join(
-            _json(choice_body(shape, delta, whole=True))
+            _json(choice)
             for prompt, merger in enumerate(self._mergers)
             for output in merger.output().outputs
             if (delta := cursors[prompt * call.params.n + output.index].advance(output))
+            for choice in choice_bodies(shape, delta, whole=True)
         )
         head = {"id": call.id, "object": shape.object, "created": call.created, "model": call.model}
         rest: dict[str, Any] = {"usage": usage(call, cursors)}

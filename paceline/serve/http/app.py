@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 import paceline
 from paceline.llm.worker import in_worker
 from paceline.serve.config import ServerConfig
-from paceline.serve.generate.answer import GenerationResponse
+from paceline.serve.generate.answer import CHAT, PLAIN, GenerationResponse
 from paceline.serve.generate.params import tokenize_chat, tokenize_text
 from paceline.serve.generate.served_engine import ServedEngine
 from paceline.serve.generate.service import Service
@@ -44,14 +44,16 @@ from paceline.serve.http.tenants import TENANT, Tenant
 from paceline.serve.observe.exposition import CONTENT_TYPE, Exposition
 from paceline.serve.observe.live import live
 from paceline.serve.observe.polled import Polled
+from paceline.serve.responses.request import ResponsesRequest
+from paceline.serve.responses.routes import add_responses
 
-GENERATING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions"})
+GENERATING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses"})
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": description}
     for status, description in {
         400: "something in the request is wrong; the message says what to do",
         401: "API key missing or wrong",
-        404: "no such model",
+        404: "no such model, or no such stored response",
         408: "took longer than the server allows",
         413: "body too large",
         429: "queue full; see Retry-After",
@@ -74,11 +76,12 @@ def create_app(backend: ServedEngine, config: ServerConfig) -> FastAPI:
     app.state.pace = Pace(config.max_rate_per_client)
     reader = BodyReader(backend.max_model_len)
     _add_generation(app, service, reader)
+    add_responses(app, service, reader)
     _add_tokenizer(app, service, reader)
     _add_operations(app, service)
     add_page(app)
     _add_error_handlers(app)
-    describe_bodies(app, ChatCompletionRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)
+    describe_bodies(app, ChatCompletionRequest, CompletionRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest)
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", "")) and "{" not in path)
     app.add_middleware(
         Guard,
@@ -90,7 +93,10 @@ def create_app(backend: ServedEngine, config: ServerConfig) -> FastAPI:
     )
     if config.cors_origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=list(config.cors_origins), allow_methods=["GET", "POST"], allow_headers=["*"]
+            CORSMiddleware,
+            allow_origins=list(config.cors_origins),
+            allow_methods=["GET", "POST", "DELETE"],
+            allow_headers=["*"],
         )
     return app
 
@@ -102,12 +108,12 @@ def _add_generation(app: FastAPI, service: Service, reader: BodyReader) -> None:
     @app.post("/v1/chat/completions", response_model=ChatCompletion, tags=["OpenAI"], **takes(ChatCompletionRequest))
     async def chat_completions(body: ChatBody) -> Response:
         """Answer a conversation. With `stream: true` the answer comes as server-sent events."""
-        return GenerationResponse(service, body)
+        return GenerationResponse(service, body, CHAT)
 
     @app.post("/v1/completions", response_model=Completion, tags=["OpenAI"], **takes(CompletionRequest))
     async def completions(body: CompletionBody) -> Response:
         """Continue a text. With `stream: true` the answer comes as server-sent events."""
-        return GenerationResponse(service, body)
+        return GenerationResponse(service, body, PLAIN)
 
     @app.get("/v1/models", response_model=ModelList, tags=["OpenAI"])
     async def models() -> Any:
@@ -136,7 +142,9 @@ def _add_tokenizer(app: FastAPI, service: Service, reader: BodyReader) -> None:
     async def tokenize(body: TokenizeBody) -> Response:
         check_model(body.model, service.config)
         if body.messages is not None:
-            tokens = await tokenize_chat(body.messages, service.backend, body.add_generation_prompt)
+            tokens = await tokenize_chat(
+                body.messages, service.backend, body.add_generation_prompt, tools=body.tools or ()
+            )
         else:
             tokens = await tokenize_text(body.prompt or "", service.backend, body.add_special_tokens)
         if len(tokens) > reader.max_values:  # no route would take them back

@@ -20,7 +20,8 @@ Model = TypeVar("Model", bound=Body)
 
 # Beside token ids, nothing in a request comes in large numbers.
 MAX_ITEMS = 4096
-MAX_KEYS = 1024
+MAX_KEYS = 4096  # a JSON schema may have thousands of properties
+MAX_DEPTH = 100  # a choice: schemas of large APIs have some 30 levels; what walks a schema takes a few frames for each
 VALUES_BESIDE_TOKENS = 16_384
 TEXTS_OF_TOKENS = 4  # full contexts that a body may hold as token ids: prompts, allowed tokens, a prediction
 
@@ -94,17 +95,33 @@ def _no_number(name: str) -> NoReturn:
 
 def check_shape(data: Any) -> None:
     """Refuse what no field could take, so that no validator has to find a mistake in each of its items."""
-    waiting = [data]
+    if not isinstance(data, dict):
+        return
+    _check_keys(data, None)
+    for field, value in data.items():
+        _check_field(value, field)
+
+
+def _check_field(field_value: Any, field: str) -> None:
+    waiting = [(field_value, 1)]
     while waiting:
-        value = waiting.pop()
+        value, depth = waiting.pop()
+        if depth > MAX_DEPTH:
+            message = f"{field} is nested more than {MAX_DEPTH} levels deep: flatten it"
+            raise ApiError(400, message, code="too_deep", param=field)
         if isinstance(value, dict):
-            if len(value) > MAX_KEYS:
-                raise ApiError(400, f"an object has {len(value)} keys; at most {MAX_KEYS} are taken", code="too_long")
-            waiting.extend(value.values())
+            _check_keys(value, field)
+            waiting.extend((item, depth + 1) for item in value.values())
         elif isinstance(value, list):
             kinds = set(map(type, value))
             if len(value) > MAX_ITEMS and kinds != {int}:
                 message = f"a list has {len(value)} items; beside token ids at most {MAX_ITEMS} are taken"
-                raise ApiError(400, message, code="too_long")
+                raise ApiError(400, message, code="too_long", param=field)
             if not kinds.isdisjoint((dict, list)):
-                waiting.extend(value)
+                waiting.extend((item, depth + 1) for item in value)
+
+
+def _check_keys(value: dict[str, Any], field: str | None) -> None:
+    if len(value) > MAX_KEYS:
+        message = f"an object has {len(value)} keys; at most {MAX_KEYS} are taken"
+        raise ApiError(400, message, code="too_long", param=field)

@@ -1,30 +1,29 @@
 """Request bodies: OpenAI's fields, vLLM's additions under vLLM's names, and ours for speculation.
 
 A field is honoured or refused, never ignored: an unknown one is an error that names it, and OpenAI's fields for what
-this server does not do (tools, audio, ...) are refused with a reason. The few that only label a request are accepted.
+this server does not do (audio, ...) are refused with a reason. The few that only label a request are accepted.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, StrictBool, WithJsonSchema, model_validator
 
 from paceline.core.sampling_params import MAX_LOGPROBS
 from paceline.serve.http.errors import ApiError
+from paceline.serve.http.format_bodies import FormatFields
+from paceline.serve.http.message_bodies import Message, Text, check_conversation
+from paceline.serve.http.tool_bodies import ToolChoice, Tools, check_tools
 
 # OpenAI's field -> (values that ask for nothing, why anything else is refused)
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
-    "tools": (([],), "this server does not call tools: describe them in a message and parse the answer yourself"),
-    "tool_choice": (("none", "auto"), "this server does not call tools"),
-    "parallel_tool_calls": ((True, False), "this server does not call tools"),
-    "functions": (([],), "this server does not call functions"),
-    "function_call": (("none", "auto"), "this server does not call functions"),
-    "response_format": (({"type": "text"},), "only plain text is generated: ask for the format in a message"),
+    "functions": (([],), "use tools, which replaced it"),
+    "function_call": (("none", "auto"), "use tool_choice, which replaced it"),
     "modalities": ((["text"],), "only text is generated"),
     "audio": ((), "only text is generated"),
     "reasoning_effort": ((), "the model has no reasoning levels"),
     "verbosity": ((), "the model has no verbosity levels: ask for a short answer in a message"),
     "web_search_options": ((), "this server does not search the web"),
-    "store": ((False,), "this server stores no answers"),
+    "store": ((False,), "chats are not stored: use /v1/responses"),
     "service_tier": (("auto", "default"), "there is one service tier"),
     "suffix": (("",), "the model fills in no middles: only prompt -> continuation"),
 }
@@ -33,51 +32,18 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    unsupported: ClassVar[dict[str, tuple[tuple[Any, ...], str]]] = UNSUPPORTED
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_unsupported(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        for name, (neutral, reason) in UNSUPPORTED.items():
+        for name, (neutral, reason) in cls.unsupported.items():
             value = data.get(name)
             if value is not None and value not in neutral:
                 raise ApiError(400, f"{name} is not supported: {reason}", code="unsupported_parameter", param=name)
-        return {name: value for name, value in data.items() if name not in UNSUPPORTED}
-
-
-class TextPart(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    type: Literal["text"]
-    text: str
-
-
-Text = str | Annotated[list[TextPart], Field(max_length=1024)]
-
-
-def as_text(content: Text | None) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part.text for part in content)
-
-
-class Message(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | None = None
-    name: str | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_nulls(cls, data: Any) -> Any:
-        """An answer sent back as it came has fields such as `refusal: null`."""
-        return {k: v for k, v in data.items() if v is not None} if isinstance(data, dict) else data
-
-    def for_template(self) -> dict[str, str]:
-        role = "system" if self.role == "developer" else self.role  # OpenAI's new name for the same thing
-        named = {} if self.name is None else {"name": self.name}
-        return {"role": role, "content": as_text(self.content)} | named
+        return {name: value for name, value in data.items() if name not in cls.unsupported}
 
 
 class StreamOptions(BaseModel):
@@ -132,7 +98,7 @@ Prompt = Annotated[
 ]
 
 
-class GenerationRequest(Body):
+class GenerationRequest(FormatFields, Body):
     """What chat and plain completions have in common."""
 
     model: str | None = Field(None, description="a name from /v1/models; may be left out")
@@ -183,6 +149,7 @@ class GenerationRequest(Body):
             raise ApiError(400, "stream_options only goes with stream: true", param="stream_options")
         if self.stream and self.prompt_logprobs is not None:
             raise ApiError(400, "prompt_logprobs only comes without stream", param="prompt_logprobs")
+        self.check_formats()
         return self
 
 
@@ -191,6 +158,15 @@ class ChatCompletionRequest(GenerationRequest):
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     logprobs: StrictBool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: StrictBool | None = None
+
+    @model_validator(mode="after")
+    def _agree_on_tools(self) -> "ChatCompletionRequest":
+        check_tools(self.tools, self.tool_choice)
+        check_conversation(self.messages)
+        return self
 
     @model_validator(mode="after")
     def _agree_on_logprobs(self) -> "ChatCompletionRequest":
@@ -201,11 +177,30 @@ class ChatCompletionRequest(GenerationRequest):
         return self
 
 
+# fields that plain completions do not have -> their values that ask for nothing
+_NO_TOOLS: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+}
+
+
 class CompletionRequest(GenerationRequest):
     prompt: Prompt
     echo: StrictBool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_tools(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        for name, neutral in _NO_TOOLS.items():
+            if data.get(name) is not None and data[name] not in neutral:
+                message = f"{name} is not supported here: /v1/chat/completions calls tools"
+                raise ApiError(400, message, code="unsupported_parameter", param=name)
+        return {name: value for name, value in data.items() if name not in _NO_TOOLS}
 
     @model_validator(mode="after")
     def _no_best_of(self) -> "CompletionRequest":
@@ -220,6 +215,7 @@ class TokenizeRequest(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)] | None = None
+    tools: Tools | None = None
     add_special_tokens: StrictBool = True
     add_generation_prompt: StrictBool = True
 
@@ -227,6 +223,8 @@ class TokenizeRequest(Body):
     def _one_input(self) -> "TokenizeRequest":
         if (self.prompt is None) == (self.messages is None):
             raise ApiError(400, "give prompt or messages, one of the two", param="prompt")
+        if self.tools and self.messages is None:
+            raise ApiError(400, "tools only go with messages", param="tools")
         return self
 
 

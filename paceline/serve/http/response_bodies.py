@@ -13,17 +13,29 @@ class TokenSource(BaseModel):
     source: str
 
 
+class MadeFunctionCall(BaseModel):
+    name: str
+    arguments: str
+
+
+class MadeToolCall(BaseModel):
+    id: str
+    type: Literal["function"]
+    function: MadeFunctionCall
+
+
 class ChatMessage(BaseModel):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    tool_calls: list[MadeToolCall] | None = None
 
 
 class ChatChoice(BaseModel):
     index: int
     message: ChatMessage
     logprobs: dict[str, Any] | None
-    finish_reason: Literal["stop", "length"]
+    finish_reason: Literal["stop", "length", "tool_calls"]
     token_sources: list[TokenSource] | None = None
 
 

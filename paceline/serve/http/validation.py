@@ -35,7 +35,7 @@ def _depth(problem: dict[str, Any]) -> int:
 
 def _is_field(part: int | str) -> bool:
     """Beside fields and indices, a path names the forms of a union: "str", "list[TextPart]"."""
-    return isinstance(part, int) or (part not in ("str", "int") and "[" not in part)
+    return isinstance(part, int) or (part not in ("str", "int", "NamedTool") and "[" not in part)
 
 
 def _unknown_field(path: list[str]) -> ApiError:

@@ -9,3 +9,6 @@ from paceline.spec.proposer import Budget, Proposer, StepContext
 class NoProposer(Proposer):
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         return [EMPTY_TREE for _ in step.requests]
+
+    def skips_next_step(self) -> bool:
+        return True

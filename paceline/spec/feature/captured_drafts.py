@@ -1,51 +1,53 @@
-"""Whole EAGLE-3 drafts in one CUDA graph: what native_drafts.py is on a CPU.
+"""Whole EAGLE drafts in one CUDA graph: what native_drafts.py is on a CPU.
 
-A graph takes in the newest pairs of its requests, grows their trees (draft_levels.py) and leaves them in one array. The
-host sends one array of ints, launches, and reads one array back. Longer stretches of pairs, as of prompts, are taken in
-beforehand, kernel by kernel.
+A graph takes in the newest pairs of its requests, grows their trees (fused_draft.py) and leaves them in one array. The
+host sends one array of ints, launches, and reads one array back: `launch` does not wait, `collect` does. Longer
+stretches of pairs, as of prompts, are taken in beforehand, kernel by kernel.
 
-Which slots hold a request's keys is kept on the device (`table`): a draft appends the slots of the pairs that it takes
-in. A request that is new here, or of which pairs came in by another way, has its line written anew.
-
-Without CUDA the same function runs without a graph.
+All graphs are captured when the drafter is built. A draft whose size has none is padded to the next larger one.
+Without CUDA the same kernels, or their plain twin, run without a graph.
 """
 
+import logging
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.core.forward import Target
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.models.drafters.eagle3 import Eagle3
-from paceline.models.drafters.paged import Layers, TorchLayers
-from paceline.ops.random import Purpose, noise_keys
-from paceline.spec.engine_parts import EngineParts
 from paceline.spec.feature.draft_inputs import DraftInputs
-from paceline.spec.feature.draft_levels import DraftNetwork, DraftOps, DraftShape, draft, plain_attend, plain_top
-from paceline.spec.feature.draft_scores import LOWEST, DraftScores
+from paceline.spec.feature.draft_levels import DraftKernels, DraftRoom, DraftShape
+from paceline.spec.feature.draft_lines import DraftLines
+from paceline.spec.feature.draft_scores import DraftScores
+from paceline.spec.feature.draft_writer import DraftWriter, Wanted
 from paceline.spec.feature.feature_queue import FeatureQueue, StepRows
-from paceline.spec.proposer import Budget
+
+logger = logging.getLogger("paceline")
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)  # requests of a graph
-NUM_LINES = 2 * BUCKETS[-1]  # of the table; when all are in use, that of the request drafted for longest ago is taken
+LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of a graph, and as many as the drafter may ever have
+LINES_EACH = 2  # lines of the table per request of the largest graph
+CAPTURE_S = 8.0  # once the largest graph of every bucket is there, no further one is begun after so long
 
 
-def scratch_slots(width: int, max_depth: int) -> int:
-    """Behind the target's slots: the nodes of a full bucket, and one slot that padding writes to."""
-    return BUCKETS[-1] * width * max_depth + 1
+def largest_bucket(max_num_seqs: int | None) -> int:
+    """Requests of the largest graph where never more than so many run; more are drafted for in turns."""
+    return next((size for size in BUCKETS if max_num_seqs is not None and size >= max_num_seqs), BUCKETS[-1])
+
+
+def scratch_slots(max_requests: int, width: int, max_depth: int) -> int:
+    """Behind the target's slots: the nodes of a full graph, and one slot that is nobody's."""
+    return max_requests * width * max_depth + 1
 
 
 @dataclass(slots=True)
 class DraftClock:
-    """Seconds of the host by part, since the start; the first draft of a shape, which is captured, in `capture_s`."""
+    """Seconds of the host by part, since the start."""
 
     num_drafts: int = 0
     prepare_s: float = 0.0  # collecting and sending the inputs
@@ -60,251 +62,177 @@ DRAFT_CLOCK = DraftClock()  # of all drafters of the process, for measurements
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A request to draft for."""
+class _Answer:
+    """Where trees arrive on the host."""
 
-    request: Request
-    budget: Budget
-    width: int
-    lowest: float  # log-probability from which a path is kept
-    followed: float  # and from which it is extended
+    ints: Tensor  # [max_requests, 1 + 3 * K] int32, pinned
+    arrived: "torch.cuda.Event | None"
 
 
-@dataclass(slots=True)
-class _Line:
-    """A request's line of the table."""
+class PendingDrafts:
+    """Drafts that were launched. `collect` waits for them, once."""
 
-    row: int
-    end: int  # position after its last pair
-    length: int
+    def __init__(self, drafts: "CapturedDrafts", parts: list[tuple[_Answer, int]]) -> None:
+        self._drafts, self._parts = drafts, parts
 
-
-@dataclass(slots=True)
-class _Graph:
-    inputs: DraftInputs
-    hidden: Tensor  # [R * F, layers * hidden]
-    output: Tensor | None = None  # [R, 1 + 3 * K] int32
-    graph: "torch.cuda.CUDAGraph | None" = None
+    def collect(self) -> list[DraftTree]:
+        parts, self._parts = self._parts, []
+        return [tree for answer, count in parts for tree in self._drafts.read(answer, count)]
 
 
 class CapturedDrafts:
     def __init__(
         self,
-        network: DraftNetwork,
-        ops: DraftOps,
-        layers: TorchLayers,
+        kernels: DraftKernels,
+        room: DraftRoom,
         scores: DraftScores,
-        services: EngineParts,
-        largest: Budget,
-        width: int,
+        *,
+        max_length: int,  # tokens of a request
+        feature_size: int,
+        feature_dtype: torch.dtype,
     ) -> None:
-        self._network, self._ops, self._scores, self._width = network, ops, scores, width
-        self._kv = layers.kv_cache[0]  # [2, slots, kv heads, dim]
-        self._device = self._kv.device
-        self._first_scratch, self._trash = services.num_slots, self._kv.shape[1] - 1
-        self._largest, self.num_pairs = largest, largest.max_depth + 1
-        columns = services.max_model_len + self.num_pairs
-        self._table = torch.zeros(NUM_LINES + 1, columns, dtype=torch.int32, device=self._device)  # last: padding's
+        self._kernels, self._room = kernels, room
+        self._device = room.kv.device
+        self.num_pairs = room.num_pairs
+        self._lines = DraftLines(
+            LINES_EACH * room.max_requests, max_length + room.num_pairs, room.num_pairs, self._device
+        )
+        self._writer = DraftWriter(self._lines, scores, room.num_pairs, room.num_levels)
         self._id_constants = torch.from_numpy(scores.id_constants.view(np.int32).copy()).to(self._device)
-        self._lines: OrderedDict[str, _Line] = OrderedDict()  # least recently drafted for first
-        self._free = list(range(NUM_LINES))
-        self._graphs: dict[DraftShape, _Graph] = {}
-        self._inputs: dict[tuple[int, int], tuple[DraftInputs, Tensor]] = {}
-        on_cuda = self._device.type == "cuda"
-        self._pool = torch.cuda.graph_pool_handle() if on_cuda else None
-        size = BUCKETS[-1] * (1 + 3 * largest.num_nodes)
-        self._read = torch.empty(size, dtype=torch.int32, pin_memory=on_cuda)
-
-    @staticmethod
-    def of(
-        network: Any,
-        target: Target,
-        layers: Layers,
-        scores: DraftScores,
-        services: EngineParts,
-        largest: Budget,
-        width: int,
-    ) -> "CapturedDrafts | None":
-        """None where the network is another one or not on CUDA, or tokens are drawn from its probabilities."""
-        if not isinstance(network, Eagle3) or services.device.type != "cuda" or scores.sampling == "sampled":
-            return None
-        if min(largest.num_nodes, largest.max_depth) < 1 or not isinstance(layers, TorchLayers):
-            return None
-        from paceline.ops.triton.draft_attention import attend_paths  # Triton is there where CUDA is
-        from paceline.ops.triton.draft_top import likeliest_tokens
-
-        joined = DraftNetwork(network, target, target.dtype, *layers.angles)
-        ops = DraftOps(attend_paths, likeliest_tokens)
-        return CapturedDrafts(joined, ops, layers, scores, services, largest, width)
-
-    @staticmethod
-    def plain(
-        network: Eagle3,
-        target: Target,
-        layers: TorchLayers,
-        scores: DraftScores,
-        services: EngineParts,
-        largest: Budget,
-        width: int,
-    ) -> "CapturedDrafts":
-        """The twin in plain PyTorch, on any device, in float32."""
-        joined = DraftNetwork(network, target, torch.float32, *layers.angles)
-        return CapturedDrafts(joined, DraftOps(plain_attend, plain_top), layers, scores, services, largest, width)
+        self._inputs = DraftInputs(room.max_requests, room.num_pairs, room.num_levels, self._device)
+        num_rows = room.max_requests * room.num_pairs
+        self._hidden = torch.zeros(num_rows, feature_size, dtype=feature_dtype, device=self._device)
+        self._graphs: dict[DraftShape, torch.cuda.CUDAGraph] = {}
+        self._outputs: dict[DraftShape, Tensor] = {}
+        self._shapes = draft_shapes(room)
+        self._fitting: dict[tuple[int, int, int], DraftShape] = {}
+        self._answers: list[_Answer] = []  # free ones
+        if self._device.type == "cuda":
+            self._capture_all()
 
     def suit(self, request: Request) -> bool:
-        return self._scores.is_plain(request) or self._scores.is_noise_only(request)
+        """Can it be drafted for here?"""
+        return self._writer.suit(request)
 
     def forget(self, name: str) -> None:
-        line = self._lines.pop(name, None)
-        if line is not None:
-            self._free.append(line.row)
+        self._writer.forget(name)
 
-    def grow(self, wanted: Sequence[Wanted], newest: StepRows, queue: FeatureQueue) -> list[DraftTree]:
-        """Trees. The newest rows of all these requests were left out of the queue and marked."""
-        trees: list[DraftTree] = []
-        for begin in range(0, len(wanted), BUCKETS[-1]):
-            trees += self._grow(wanted[begin : begin + BUCKETS[-1]], newest, queue)
-        return trees
+    def launch(self, wanted: Sequence[Wanted], newest: StepRows, queue: FeatureQueue) -> PendingDrafts:
+        """The newest rows of all these requests were left out of the queue and marked."""
+        most = self._room.max_requests
+        groups = [wanted[begin : begin + most] for begin in range(0, len(wanted), most)]
+        return PendingDrafts(self, [(self._launch(group, newest, queue), len(group)) for group in groups])
 
-    def _grow(self, wanted: Sequence[Wanted], newest: StepRows, queue: FeatureQueue) -> list[DraftTree]:
+    def _launch(self, wanted: Sequence[Wanted], newest: StepRows, queue: FeatureQueue) -> _Answer:
         begin_s = time.perf_counter()
-        noisy = [not self._scores.is_plain(one.request) for one in wanted]
-        shape = DraftShape(
-            next(size for size in BUCKETS if size >= len(wanted)),
-            self._width if any(one.width > 1 for one in wanted) else 1,
-            max(one.budget.max_depth for one in wanted),
-            self._largest.num_nodes,
-            any(noisy),
-        )
-        found = self._graphs.get(shape) or self._make(shape, newest.hidden)
-        self._write(found.inputs, shape, wanted, noisy, newest, queue)
-        found.inputs.send()
-        flat = newest.hidden.flatten(1)
-        torch.index_select(flat, 0, found.inputs.hidden_rows, out=found.hidden)
+        deepest = max(one.budget.max_depth for one in wanted)
+        shape = self._fit(len(wanted), max(one.width for one in wanted), deepest)
+        count, inputs = shape.num_requests, self._inputs
+        self._writer.write(inputs.host(count), wanted, newest, queue)
+        inputs.send(count)
+        rows = inputs.hidden_rows(count)
+        torch.index_select(newest.hidden.flatten(1), 0, rows, out=self._hidden[: len(rows)])
         sent_s = time.perf_counter()
-        output = self._launch(found, shape)
-        launched_s = time.perf_counter()
-        host = self._read[: output.numel()].view(output.shape)
-        host.copy_(output, non_blocking=True)
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        output = self._run(shape)
+        answer = self._answers.pop() if self._answers else self._new_answer()
+        answer.ints[: len(wanted)].copy_(output[: len(wanted)], non_blocking=True)
+        if answer.arrived is not None:
+            answer.arrived.record()
+        DRAFT_CLOCK.num_drafts += 1
+        DRAFT_CLOCK.prepare_s += sent_s - begin_s
+        DRAFT_CLOCK.launch_s += time.perf_counter() - sent_s
+        return answer
+
+    def read(self, answer: _Answer, count: int) -> list[DraftTree]:
+        """The one place where the host waits for the device."""
+        begin_s = time.perf_counter()
+        if answer.arrived is not None:
+            answer.arrived.synchronize()
         read_s = time.perf_counter()
-        trees = read_trees(host.numpy()[: len(wanted)])
-        clock = DRAFT_CLOCK
-        clock.num_drafts += 1
-        clock.prepare_s += sent_s - begin_s
-        clock.launch_s += launched_s - sent_s
-        clock.read_s += read_s - launched_s
-        clock.trees_s += time.perf_counter() - read_s
+        trees = read_trees(answer.ints[:count].numpy())
+        self._answers.append(answer)
+        DRAFT_CLOCK.read_s += read_s - begin_s
+        DRAFT_CLOCK.trees_s += time.perf_counter() - read_s
         return trees
 
-    def _make(self, shape: DraftShape, hidden: Tensor) -> _Graph:
-        key = (shape.num_requests, shape.num_levels)
-        if key not in self._inputs:
-            inputs = DraftInputs(shape.num_requests, self.num_pairs, shape.num_levels, self._device)
-            room = hidden.new_zeros(shape.num_requests * self.num_pairs, hidden.shape[1] * hidden.shape[2])
-            self._inputs[key] = inputs, room
-        made = self._graphs[shape] = _Graph(*self._inputs[key])
-        return made
+    def _run(self, shape: DraftShape) -> Tensor:
+        graph = self._graphs.get(shape)
+        if graph is None:
+            return self._run_kernels(shape)
+        graph.replay()
+        return self._outputs[shape]
 
-    def _launch(self, found: _Graph, shape: DraftShape) -> Tensor:
-        if found.graph is None:
-            found.output = self._draft(found, shape)
-            if self._device.type == "cuda":
-                self._capture(found, shape)
-        if found.graph is not None:
-            found.graph.replay()
-        assert found.output is not None
-        return found.output
+    def _run_kernels(self, shape: DraftShape) -> Tensor:
+        hidden = self._hidden[: shape.num_requests * self.num_pairs]
+        views = self._inputs.views(shape.num_requests, hidden, self._lines.table, self._id_constants)
+        return self._kernels.run(views, shape)
 
-    def _capture(self, found: _Graph, shape: DraftShape) -> None:
-        """The draft has just run, so every kernel is compiled; to run it again changes nothing."""
+    def _fit(self, num_requests: int, width: int, num_levels: int) -> DraftShape:
+        wanted = (num_requests, width, num_levels)
+        found = self._fitting.get(wanted)
+        if found is None:
+            found = self._fitting[wanted] = next(shape for shape in self._shapes if shape.fits(*wanted))
+        return found
+
+    def _new_answer(self) -> _Answer:
+        on_cuda = self._device.type == "cuda"
+        shape = (self._room.max_requests, 1 + 3 * self._room.num_nodes)
+        ints = torch.zeros(shape, dtype=torch.int32, pin_memory=on_cuda)
+        return _Answer(ints, torch.cuda.Event() if on_cuda else None)  # type: ignore[no-untyped-call]
+
+    def _capture_all(self) -> None:
+        """The deepest and widest first: every other draft can be padded to one of those."""
         begin_s = time.perf_counter()
+        deepest, widest = self._room.num_levels, self._room.width
+        order = sorted(self._shapes, key=lambda shape: (shape.num_levels < deepest) + (shape.width < widest))
+        for i, shape in enumerate(order):
+            is_needed = (shape.num_levels, shape.width) == (deepest, widest)
+            if not is_needed and time.perf_counter() - begin_s > CAPTURE_S:
+                break
+            self._capture(shape)
+            if (i + 1) % 20 == 0:
+                logger.info("captured %d of %d sizes of draft", i + 1, len(order))
+        self._shapes = [shape for shape in self._shapes if shape in self._graphs]
+        took_s = time.perf_counter() - begin_s
+        logger.info("%d of %d sizes of draft are ready, after %.1f s", len(self._shapes), len(order), took_s)
+        DRAFT_CLOCK.num_captured += len(self._shapes)
+        DRAFT_CLOCK.capture_s += took_s
+
+    @torch.no_grad()
+    def _capture(self, shape: DraftShape) -> None:
+        """Run once over padding, so that every kernel is compiled, then record."""
+        self._inputs.host(shape.num_requests)
+        self._inputs.send(shape.num_requests)
+        self._run_kernels(shape)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            found.output = self._draft(found, shape)
-        found.graph = graph
-        DRAFT_CLOCK.num_captured += 1
-        DRAFT_CLOCK.capture_s += time.perf_counter() - begin_s
+        with torch.cuda.graph(graph):
+            self._outputs[shape] = self._run_kernels(shape)
+        self._graphs[shape] = graph
 
-    def _draft(self, found: _Graph, shape: DraftShape) -> Tensor:
-        views = found.inputs.views(found.hidden, self._table, self._id_constants if shape.noisy else None)
-        return draft(self._network, self._ops, self._kv, views, shape, self._first_scratch)
 
-    def _write(
-        self,
-        inputs: DraftInputs,
-        shape: DraftShape,
-        wanted: Sequence[Wanted],
-        noisy: Sequence[bool],
-        newest: StepRows,
-        queue: FeatureQueue,
-    ) -> None:
-        host, count, most = inputs.host(), len(wanted), self.num_pairs
-        spans = np.array([newest.spans[one.request.request_id] for one in wanted], dtype=np.int32)
-        counts = np.minimum(spans[:, 1] - spans[:, 0], most)
-        lines = [self._line(one.request, newest, queue) for one in wanted]
-        lengths = np.array([line.length for line in lines], dtype=np.int32)
-        host["counts"][:] = 1  # padding has one pair, in its own slot and line
-        host["counts"][:count] = counts
-        host["table_rows"][:] = NUM_LINES
-        host["table_rows"][:count] = [line.row for line in lines]
-        host["begins"][:count] = lengths - counts
-        host["last_positions"][:count] = newest.positions[spans[:, 1] - 1]
-        host["widths"][:count] = [one.width for one in wanted]
-        host["depths"][:count] = [one.budget.max_depth for one in wanted]
-        host["num_nodes"][:count] = [one.budget.num_nodes for one in wanted]
-        host["lowest"].view(np.float32)[:count] = [max(LOWEST / 2, one.lowest) for one in wanted]
-        host["followed"].view(np.float32)[:count] = [one.followed for one in wanted]
-        # [requests, pairs]: the last ones of each request, and where there are fewer its last one again
-        places = np.minimum((spans[:, 1] - counts)[:, None] + np.arange(most), spans[:, 1:] - 1)
-        host["hidden_rows"][:count] = newest.rows[places]
-        host["positions"][:count] = newest.positions[places]
-        host["next_tokens"][:count] = newest.next_tokens[places]
-        host["slots"][:] = self._trash
-        host["slots"][:count] = np.where(np.arange(most) < counts[:, None], newest.slots[places], self._trash)
-        if any(noisy):
-            heats = [one.request.sampling_params.temperature for one in wanted]
-            host["scales"].view(np.float32)[:count] = np.where(noisy, 1.0 / np.maximum(heats, 1e-9), 0.0)
-            seeds = np.array([one.request.seed & ((1 << 64) - 1) for one in wanted], dtype=np.uint64)
-            ends = np.array([one.request.num_tokens for one in wanted], dtype=np.uint64)
-            at = np.add.outer(ends, np.arange(shape.num_levels, dtype=np.uint64), dtype=np.uint64)
-            keys = noise_keys(seeds[:, None], at, Purpose.SAMPLE)
-            host["noise_keys"][:count] = keys.astype("<u8").view("<i4").reshape(count, -1, 2)
-
-    def _line(self, request: Request, newest: StepRows, queue: FeatureQueue) -> _Line:
-        name, end = request.request_id, request.num_tokens - 1
-        begin, stop = newest.spans[name]
-        first = int(newest.positions[begin])
-        line = self._lines.get(name)
-        if line is not None:
-            self._lines.move_to_end(name)
-            if line.end == end:
-                return line
-            if line.end == first and stop - begin <= self.num_pairs:
-                line.end, line.length = end, line.length + stop - begin
-                return line
-        context = queue.context(request)
-        if line is None:
-            line = self._lines[name] = _Line(self._new_row(), 0, 0)
-        line.end, line.length = end, len(context)
-        self._table[line.row, : len(context)] = torch.from_numpy(context)
-        return line
-
-    def _new_row(self) -> int:
-        if not self._free:
-            self.forget(next(iter(self._lines)))
-        return self._free.pop()
+def draft_shapes(room: DraftRoom) -> list[DraftShape]:
+    """Every size that a draft may have, cheapest first."""
+    levels = sorted({min(count, room.num_levels) for count in LEVELS})
+    shapes = [
+        DraftShape(num_requests, width, num_levels)
+        for num_requests in (size for size in BUCKETS if size <= room.max_requests)
+        for width in sorted({1, room.width})
+        for num_levels in levels
+    ]
+    return sorted(shapes, key=lambda shape: (shape.num_requests, shape.num_levels, shape.width))
 
 
 def read_trees(rows: NDArray[np.int32]) -> list[DraftTree]:
-    """[requests, 1 + 3 * K]: see draft_levels.draft"""
+    """[requests, 1 + 3 * K]: see DraftKernels.run"""
     most = (rows.shape[1] - 1) // 3
     counts = rows[:, 0].tolist()
-    tokens, parents = rows[:, 1 : 1 + most].tolist(), rows[:, 1 + most : 1 + 2 * most].tolist()
-    log_probs = np.ascontiguousarray(rows[:, 1 + 2 * most :]).view(np.float32)
+    longest = max(counts)
+    tokens, parents = rows[:, 1 : 1 + longest].tolist(), rows[:, 1 + most : 1 + most + longest].tolist()
+    log_probs = np.ascontiguousarray(rows[:, 1 + 2 * most : 1 + 2 * most + longest]).view(np.float32)
     confidence = np.exp(log_probs, dtype=np.float64).tolist()
+    if min(counts) == longest > 0:  # as chains nearly always are
+        return [DraftTree(*lists[:2], confidence=lists[2]) for lists in zip(tokens, parents, confidence, strict=True)]
     return [
         DraftTree(tokens[i][:count], parents[i][:count], confidence=confidence[i][:count]) if count else EMPTY_TREE
         for i, count in enumerate(counts)

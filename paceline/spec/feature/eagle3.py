@@ -11,6 +11,7 @@ that came next in the request that computed it: for another request this one key
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,9 +22,11 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.models.drafters.load import load_network
 from paceline.models.drafters.paged import KeyRows, make_layers, make_linear
 from paceline.spec.engine_parts import EngineParts
-from paceline.spec.feature.captured_drafts import CapturedDrafts, Wanted, scratch_slots
+from paceline.spec.feature.captured_drafts import PendingDrafts, largest_bucket, scratch_slots
+from paceline.spec.feature.device_drafts import device_drafts
 from paceline.spec.feature.draft_growth import Growth, least_log_prob
 from paceline.spec.feature.draft_scores import LOWEST, Scored
+from paceline.spec.feature.draft_writer import Wanted
 from paceline.spec.feature.feature_drafter import (
     CHUNK_ROWS,
     SCRATCH_SLOTS,
@@ -36,6 +39,7 @@ from paceline.spec.feature.feature_drafter import (
     token_tensor,
 )
 from paceline.spec.feature.feature_queue import FeatureQueue, FeatureRows, StepRows, take_rows
+from paceline.spec.feature.level_rows import Levels
 from paceline.spec.feature.native_drafts import NativeDrafts
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 
@@ -59,7 +63,7 @@ class Eagle3Proposer(Proposer):
         self._first_scratch = services.num_slots
         num_scratch = max(SCRATCH_SLOTS, draft_width * largest.max_depth)
         if not place.is_native:
-            num_scratch = max(num_scratch, scratch_slots(draft_width, largest.max_depth))
+            num_scratch = max(num_scratch, _captured_scratch(services, draft_width, largest))
         num_slots = services.num_slots + num_scratch
         self._fc = make_linear(network.fc, place)
         self._head = make_linear(network.lm_head, place, storage="int4")
@@ -77,7 +81,7 @@ class Eagle3Proposer(Proposer):
             self._scores,
             self._first_scratch,
         )
-        self._captured = CapturedDrafts.of(
+        self._captured = device_drafts(
             network, self._target, self._layers, self._scores, services, largest, draft_width
         )
         self._latest: StepRows | None = None  # of the newest pass, where drafts are captured
@@ -98,14 +102,19 @@ class Eagle3Proposer(Proposer):
             if self._captured is not None:
                 self._captured.forget(request.request_id)
 
-    @torch.no_grad()
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
+        return self.launch(step, budgets).collect()
+
+    @torch.no_grad()
+    def launch(self, step: StepContext, budgets: Sequence[Budget]) -> "LaunchedDrafts":
+        """As `propose`, without waiting for the device where whole drafts are made there."""
         trees = [EMPTY_TREE] * len(step.requests)
+        launched = LaunchedDrafts(trees)
         asked = [i for i, budget in enumerate(budgets) if min(budget.num_nodes, budget.max_depth) > 0]
         if self._captured is not None and self._latest is not None:
             captured = [i for i in asked if self._suits_captured(step.requests[i])]
-            for i, tree in zip(captured, self._grow_captured(step, budgets, captured), strict=True):
-                trees[i] = tree
+            if captured:
+                launched = LaunchedDrafts(trees, captured, self._launch_captured(step, budgets, captured))
             asked = [i for i in asked if i not in captured] if len(captured) < len(asked) else []
         self._flush()
         ready = [i for i in asked if self._knows(step.requests[i])]
@@ -122,7 +131,7 @@ class Eagle3Proposer(Proposer):
             self._grow(growing)
             for i, growth in zip(group, growing, strict=True):
                 trees[i] = growth.tree()
-        return trees
+        return launched
 
     def _floors(self, budget: Budget) -> tuple[float, float]:
         """Log-probabilities from which a path is kept, and from which it is extended."""
@@ -144,7 +153,7 @@ class Eagle3Proposer(Proposer):
         last = self._latest.last_position(request.request_id)
         return last == request.num_tokens - 2 and last >= 0 and self._captured.suit(request)
 
-    def _grow_captured(self, step: StepContext, budgets: Sequence[Budget], indices: Sequence[int]) -> list[DraftTree]:
+    def _launch_captured(self, step: StepContext, budgets: Sequence[Budget], indices: Sequence[int]) -> PendingDrafts:
         assert self._captured is not None and self._latest is not None
         wanted = [
             Wanted(step.requests[i], budgets[i], _width(budgets[i], self._width), *self._floors(budgets[i]))
@@ -153,7 +162,7 @@ class Eagle3Proposer(Proposer):
         names = [one.request.request_id for one in wanted]
         self._queue.leave_out(self._latest, names, self._captured.num_pairs)
         self._flush()  # all other rows, before these requests look at any of them
-        return self._captured.grow(wanted, self._latest, self._queue)
+        return self._captured.launch(wanted, self._latest, self._queue)
 
     def _knows(self, request: Request) -> bool:
         position, _ = self._newest.get(request.request_id, (-1, None))
@@ -250,44 +259,24 @@ class Eagle3Proposer(Proposer):
                 growth.probs += scored.probs[lines]
 
 
-class Levels:
-    """Where the trees of a group stand: the frontier's rows, and the scratch slots of the nodes above it."""
+@dataclass(slots=True)
+class LaunchedDrafts:
+    """Trees of a step, some of which are still being made on the device."""
 
-    def __init__(self, growing: list[Growth], builder: RowBuilder, first_slot: int) -> None:
-        self.growing, self.builder = growing, builder
-        self.owners = [(i, -1) for i in range(len(growing))]  # (request, node) of each row of the last step
-        self.depth = 0
-        self._slot_of: list[dict[int, int]] = [{} for _ in growing]  # per request: node -> its scratch slot
-        self._next_slot = first_slot
+    trees: list[DraftTree]
+    indices: Sequence[int] = ()  # of those
+    pending: PendingDrafts | None = None
 
-    def descend(self) -> list[tuple[int, int, int]]:
-        """The nodes to feed next: (request, node, row of its parent's feature in the last step)."""
-        self.depth += 1
-        row_of = {owner: row for row, owner in enumerate(self.owners)}
-        for growth in self.growing:
-            if self.depth >= growth.budget.max_depth:
-                growth.frontier = []
-        self.owners = [(i, node) for i, growth in enumerate(self.growing) for node in growth.frontier]
-        for i, node in self.owners:
-            self._slot_of[i][node] = self._next_slot
-            self._next_slot += 1
-        return [(i, node, row_of[i, self.growing[i].parents[node]]) for i, node in self.owners]
+    def collect(self) -> list[DraftTree]:
+        """Wait for them. To be called once."""
+        if self.pending is not None:
+            for i, tree in zip(self.indices, self.pending.collect(), strict=True):
+                self.trees[i] = tree
+        return self.trees
 
-    def rows(self, fed: list[tuple[int, int, int]]) -> KeyRows:
-        return self.builder.rows(
-            [i for i, _, _ in fed],
-            [self.growing[i].request.num_tokens - 2 + self.depth for i, _, _ in fed],
-            [self._slot_of[i][node] for i, node, _ in fed],
-            [self._path(i, node) for i, node, _ in fed],
-        )
 
-    def _path(self, i: int, node: int) -> list[int]:
-        """Scratch slots from the top node down to `node`."""
-        path = []
-        while node >= 0:
-            path.append(self._slot_of[i][node])
-            node = self.growing[i].parents[node]
-        return path[::-1]
+def _captured_scratch(services: EngineParts, width: int, largest: Budget) -> int:
+    return scratch_slots(largest_bucket(services.max_num_seqs), width, largest.max_depth)
 
 
 def _width(budget: Budget, widest: int) -> int:

@@ -163,7 +163,11 @@ class FeatureQueue:
     def leave_out(self, newest: StepRows, names: Sequence[str], most: int) -> None:
         """Whoever drafts takes in the newest rows of these requests itself: they leave the queue."""
         if self._parts and self._parts[-1] is newest:
-            self._parts[-1] = newest.without(names, most)
+            spans = newest.spans
+            if len(names) == len(spans) and all(end - begin <= most for begin, end in spans.values()):
+                self._parts.pop()  # nothing is left
+            else:
+                self._parts[-1] = newest.without(names, most)
             self.mark(newest)
 
     def mark(self, part: StepRows) -> None:

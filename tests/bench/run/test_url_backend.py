@@ -104,6 +104,17 @@ def test_tokens_are_counted_by_the_server_and_times_by_events(server: tuple[str,
     backend.close()
 
 
+def test_a_history_and_a_schema_are_sent_and_the_answer_may_end(server: tuple[str, type[Handler]]) -> None:
+    url, handler = server
+    backend = UrlBackend(url)
+    prompt = Prompt("p", "tool_loop", "hello", history=(("system", "be short"),), schema='{"type": "object"}')
+    asyncio.run(backend.generate(prompt, Sampling(), 0))
+    body = handler.asked[0][1]
+    assert [message["role"] for message in body["messages"]] == ["system", "user"]
+    assert body["response_format"]["json_schema"]["schema"] == {"type": "object"} and body["ignore_eos"] is False
+    backend.close()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -3,9 +3,11 @@
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
+from jsonschema import Draft202012Validator
 
-from paceline.bench.workloads.workload import CATEGORIES, load_workload, take
+from paceline.bench.workloads.workload import AGENT_CATEGORIES, CATEGORIES, load_workload, take
 from paceline.errors import InvalidOptionError
 
 
@@ -16,6 +18,27 @@ def test_shipped_prompts_are_many_and_distinct(category: str) -> None:
     assert len({prompt.text for prompt in prompts}) == len(prompts)
     assert len({prompt.prompt_id for prompt in prompts}) == len(prompts)
     assert all(prompt.category == category and "{" + "}" not in prompt.text for prompt in prompts)
+
+
+@pytest.mark.parametrize("category", AGENT_CATEGORIES)
+def test_prompts_of_agents_come_with_a_schema_and_each_asks_something_else(category: str) -> None:
+    prompts = load_workload(category)
+    assert len(prompts) >= 32
+    assert len({(prompt.history, prompt.text) for prompt in prompts}) == len(prompts)
+    for prompt in prompts:
+        assert prompt.schema is not None and prompt.category == category
+        Draft202012Validator.check_schema(json.loads(prompt.schema))
+    assert {prompt.category for prompt in take("agents", 2)} == set(AGENT_CATEGORIES)
+
+
+def test_the_calls_in_a_loops_history_are_of_the_schema_and_a_turn_goes_on_with_the_one_before() -> None:
+    for first, second, third in zip(*[iter(load_workload("tool_loop"))] * 3, strict=True):
+        for turn, after in ((first, second), (second, third)):
+            assert after.history[: len(turn.history) + 1] == (*turn.history, ("user", turn.text))
+        called = [text for role, text in third.history if role == "assistant"]
+        assert len(called) == 2
+        for text in called:
+            jsonschema.validate(json.loads(text), json.loads(str(third.schema)))
 
 
 def test_the_order_is_fixed_and_mixed_workloads_take_turns() -> None:

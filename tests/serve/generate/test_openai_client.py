@@ -112,12 +112,10 @@ def test_models(client: openai.OpenAI) -> None:
     assert client.models.retrieve("fake").owned_by == "paceline"
 
 
-def test_tools_are_refused_clearly(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="does not call tools") as caught:
-        client.chat.completions.create(
-            model="fake", messages=MESSAGES, tools=[{"type": "function", "function": {"name": "f"}}]
-        )
-    assert caught.value.param == "tools" and caught.value.code == "unsupported_parameter"
+def test_functions_are_refused_clearly(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="use tools") as caught:
+        client.chat.completions.create(model="fake", messages=MESSAGES, functions=[{"name": "f"}])
+    assert caught.value.param == "functions" and caught.value.code == "unsupported_parameter"
 
 
 def test_errors_are_the_clients_exceptions(client: openai.OpenAI) -> None:

@@ -69,6 +69,18 @@ def test_speculation_can_be_switched_off(page: tuple[browser.Browser, Running]) 
     assert server.backend.params[-1].speculative == {"method": "ngram"}
 
 
+def test_a_schema_goes_with_the_prompt(page: tuple[browser.Browser, Running]) -> None:
+    chromium, server = page
+    schema = '{"type": "object", "properties": {"a": {"type": "integer"}}}'
+    chromium.run(f"document.querySelector('#schema').value = '{schema}'; document.querySelector('#send').click()")
+    chromium.wait_for(FINISHED)
+    held = server.backend.params[-1].structured_outputs
+    assert held is not None and held.json == schema
+    chromium.run("document.querySelector('#schema').value = '{'; document.querySelector('#send').click()")
+    assert "not JSON" in chromium.wait_for("document.querySelector('#answer .error')?.textContent")
+    chromium.run("document.querySelector('#schema').value = ''")
+
+
 def test_stop_ends_the_request(page: tuple[browser.Browser, Running]) -> None:
     chromium, server = page
     num_aborted = len(server.backend.aborted)

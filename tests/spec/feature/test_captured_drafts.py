@@ -2,6 +2,7 @@
 
 Here its plain twin runs: no graph and no Triton, the same inputs, table and choice of nodes."""
 
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,17 @@ import torch
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.models.decoder import Decoder
+from paceline.models.drafters.eagle import Eagle
+from paceline.models.drafters.eagle3 import Eagle3
 from paceline.models.drafters.paged import Placement, TorchLayers
 from paceline.models.layout import expected_shapes
 from paceline.ops.random import Purpose, id_constants, keyed_noise, noise_key, noise_keys
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.feature import eagle3
-from paceline.spec.feature.captured_drafts import DRAFT_CLOCK, CapturedDrafts
+from paceline.spec.feature.captured_drafts import DRAFT_CLOCK
+from paceline.spec.feature.device_drafts import plain_drafts
 from paceline.spec.feature.draft_scores import DraftScores
+from paceline.spec.feature.eagle import EagleProposer
 from paceline.spec.feature.eagle3 import Eagle3Proposer
 from paceline.spec.proposer import Budget, RequestPass, StepContext
 from tests.spec.feature.test_native_drafts import CONFIG, network
@@ -30,7 +35,14 @@ LARGEST = Budget(16, 6)
 class Pair:
     """Two proposers that see the same steps: one drafts level by level, the other at once."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, device: str = "cpu", **options: Any) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        device: str = "cpu",
+        made: Eagle3 | Eagle | None = None,
+        max_num_seqs: int | None = None,
+        **options: Any,
+    ) -> None:
         torch.manual_seed(5)
         weights = {name: 0.3 * torch.randn(shape) for name, shape in expected_shapes(CONFIG).items()}
         decoder = Decoder(CONFIG, weights, device=device)
@@ -41,16 +53,18 @@ class Pair:
             num_slots=NUM_BLOCKS * BLOCK_SIZE,
             device=torch.device(device),
             decoder=decoder,
+            max_num_seqs=max_num_seqs,
         )
         monkeypatch.setattr(eagle3, "placement", lambda _: Placement(torch.device(device), native=False))
-        monkeypatch.setattr(eagle3, "load_network", lambda *_: network())
+        monkeypatch.setattr(eagle3, "load_network", lambda *_: deepcopy(made or network()))
+        kind = EagleProposer if isinstance(made, Eagle) else Eagle3Proposer
         given = {"model": None, "draft_sampling": None, "draft_width": 3, "draft_min_prob": 0.0} | options
-        self.by_level, self.whole = (Eagle3Proposer(services, LARGEST, **given) for _ in range(2))
+        self.by_level, self.whole = (kind(services, LARGEST, **given) for _ in range(2))
         self.by_level._captured = None
         if self.whole._captured is None:
             layers = self.whole._layers
             assert isinstance(layers, TorchLayers)
-            self.whole._captured = CapturedDrafts.plain(
+            self.whole._captured = plain_drafts(
                 self.whole._network, decoder, layers, self.whole._scores, services, LARGEST, given["draft_width"]
             )
         self.whole._grow = lambda growing: pytest.fail("went level by level")  # type: ignore[method-assign]
@@ -187,7 +201,7 @@ def test_a_preempted_request_comes_back_in_other_blocks(monkeypatch: pytest.Monk
 def test_lines_of_the_table_are_taken_from_whom_was_drafted_for_longest_ago(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(monkeypatch)
     assert pair.whole._captured is not None
-    pair.whole._captured._free = [4, 7]
+    pair.whole._captured._lines._free = [4, 7]
     requests = [pair.request(str(i), 7 + i, blocks_of(i)) for i in range(3)]
     for turn in range(4):
         for request in requests:
@@ -231,10 +245,12 @@ def test_noise_is_that_of_the_host() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_graphs_give_the_same_trees_on_a_gpu(monkeypatch: pytest.MonkeyPatch, temperature: float) -> None:
     """In float32, so that all but the order of sums is the same; a few near ties may fall the other way."""
+    before = DRAFT_CLOCK.num_captured
     pair = Pair(monkeypatch, "cuda")
-    assert pair.whole._captured is not None
+    captured = DRAFT_CLOCK.num_captured
+    assert pair.whole._captured is not None and captured > before
     requests = [pair.request(str(i), LENGTHS[i], blocks_of(i), temperature=temperature) for i in range(5)]
-    starts, alike, total, before = [0] * 5, 0, 0, DRAFT_CLOCK.num_captured
+    starts, alike, total = [0] * 5, 0, 0
     for _ in range(4):
         step = pair.step(requests, starts)
         for size in BUDGETS:
@@ -243,5 +259,5 @@ def test_graphs_give_the_same_trees_on_a_gpu(monkeypatch: pytest.MonkeyPatch, te
             alike += sum(tree.token_ids == other.token_ids for tree, other in zip(trees, expected, strict=True))
             total += len(trees)
         starts = [pair.go_on(request, 1 + i) for i, request in enumerate(requests)]
-    assert DRAFT_CLOCK.num_captured > before
+    assert DRAFT_CLOCK.num_captured == captured, "a graph was captured inside a step"
     assert alike >= 0.9 * total

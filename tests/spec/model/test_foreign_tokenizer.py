@@ -134,6 +134,6 @@ def test_what_text_cannot_carry_is_refused(extra: dict[str, Any]) -> None:
 
 
 def test_real_probes_need_a_real_tokenizer(smollm2: Any) -> None:
-    from paceline.models.loader import load_tokenizer
+    from paceline.models.loading import load_tokenizer
 
     check_lossless(load_tokenizer(smollm2), "the target's")

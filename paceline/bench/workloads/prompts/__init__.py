@@ -20,3 +20,20 @@ class Template:
             self.text.format(**dict(zip(names, chosen, strict=True)))
             for chosen in itertools.product(*self.words.values())
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Prompts whose answers are held to a schema."""
+
+    template: Template
+    schema: str  # JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of an agent's loop."""
+
+    history: tuple[tuple[str, str], ...]  # (role, text) of what was said before
+    text: str
+    schema: str  # JSON, of the answer

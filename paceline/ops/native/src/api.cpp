@@ -126,7 +126,10 @@ PlModel* pl_model_new(const PlConfig* config) {
     m->config = *config;
     m->inv_freq.assign(config->inv_freq, config->inv_freq + config->head_dim / 2);
     m->layers.resize(config->num_layers);
-    for (int i = 0; i < config->num_layers; i++) m->layers[i].window = config->windows[i];
+    for (int i = 0; i < config->num_layers; i++) {
+      m->layers[i].window = config->windows[i];
+      m->layers[i].rotates = config->rotates[i] != 0;
+    }
     return m;
   } catch (const std::bad_alloc&) {
     return nullptr;
@@ -149,6 +152,29 @@ int32_t pl_model_set_matrix(PlModel* model, int32_t part, int32_t layer, int32_t
   return PL_OK;
 }
 
+int32_t pl_model_map_matrix(PlModel* model, int32_t part, int32_t layer, int32_t format, int32_t n, int32_t k,
+                            const void* data, const float* bias) {
+  Matrix* to = find_matrix(*model, part, layer);
+  if (!to) return PL_BAD_ROW;
+  lay_out(*to, n, k, format);
+  to->data = (uint8_t*)data;  // read only
+  model->mapped_bytes += to->panel_bytes * to->num_panels;
+  model->any_quantized |= is_quantized(format);
+  try {
+    to->bias = bias ? copy_floats(*model, bias, n, to->num_panels * kPanel) : nullptr;
+  } catch (const std::bad_alloc&) {
+    return PL_NO_MEMORY;
+  }
+  return PL_OK;
+}
+
+int32_t pl_model_packed(PlModel* model, int32_t part, int32_t layer, PlPacked* out) {
+  const Matrix* w = find_matrix(*model, part, layer);
+  if (!w || !w->data) return PL_BAD_ROW;
+  *out = {w->format, w->n, w->k, (int64_t)(w->panel_bytes * w->num_panels), w->data, w->bias};
+  return PL_OK;
+}
+
 int32_t pl_model_set_vector(PlModel* model, int32_t part, int32_t layer, int32_t n, const float* data) {
   const float** to = find_vector(*model, part, layer);
   if (!to) return PL_BAD_ROW;
@@ -164,7 +190,7 @@ void pl_model_tie_head(PlModel* model) { model->head = model->embed; }
 int64_t pl_model_weight_bytes(const PlModel* model) {
   const Matrix& embed = model->embed;
   const bool tied = model->head.data == embed.data;
-  return (int64_t)(model->arena.total() - (tied ? 0 : embed.panel_bytes * embed.num_panels));
+  return (int64_t)(model->arena.total() + model->mapped_bytes - (tied ? 0 : embed.panel_bytes * embed.num_panels));
 }
 void pl_model_set_threads(PlModel* model, int32_t num_threads) { model->config.num_threads = num_threads; }
 int32_t pl_natural_format(int32_t source) { return natural_format(source); }

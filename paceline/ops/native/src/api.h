@@ -14,6 +14,7 @@ struct PlConfig {
   float rope_scale;     // factor on cos and sin
   const float* inv_freq;    // [head_dim / 2], copied
   const int32_t* windows;   // [num_layers]: sliding window, 0: none; copied
+  const int32_t* rotates;   // [num_layers]: 0: without rotary embedding; copied
 };
 
 enum PlPart {
@@ -38,6 +39,16 @@ PlModel* pl_model_new(const PlConfig* config);
 void pl_model_free(PlModel* model);
 int32_t pl_model_set_matrix(PlModel* model, int32_t part, int32_t layer, int32_t source, int32_t format, int32_t n,
                             int32_t k, const void* data, const float* bias);
+// A matrix as it was packed before: the caller keeps `data` for as long as the model lives.
+int32_t pl_model_map_matrix(PlModel* model, int32_t part, int32_t layer, int32_t format, int32_t n, int32_t k,
+                            const void* data, const float* bias);
+struct PlPacked {
+  int32_t format, n, k;
+  int64_t num_bytes;
+  const void* data;
+  const float* bias;  // [n], or null
+};
+int32_t pl_model_packed(PlModel* model, int32_t part, int32_t layer, PlPacked* out);
 int32_t pl_model_set_vector(PlModel* model, int32_t part, int32_t layer, int32_t n, const float* data);
 void pl_model_tie_head(PlModel* model);
 int64_t pl_model_weight_bytes(const PlModel* model);  // that a pass reads

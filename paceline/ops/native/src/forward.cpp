@@ -326,7 +326,7 @@ void Pass::Worker::rotate_and_store(const Layer& layer, int index) {
       float* head = is_key ? qkv + p.m_.k_begin() + (h - p.c_.num_heads) * dim : qkv + h * dim;
       const float* norm = is_key ? layer.k_norm : layer.q_norm;
       if (norm) p.k_.rms_norm(head, norm, p.c_.rms_norm_eps, dim, head);
-      p.k_.rope(head, cos, sin, dim);
+      if (layer.rotates) p.k_.rope(head, cos, sin, dim);
     }
     const size_t slot = (size_t)p.b_.slot_mapping[row] * slot_bytes;
     p.k_.store_kv(qkv + p.m_.k_begin(), kv_size, p.kv(index, 0) + slot, p.c_.kv_format);

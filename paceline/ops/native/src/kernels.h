@@ -8,10 +8,15 @@
 //   quantized:      k in blocks of 32; panel = scales [block][16] f16 (and mins [block][16] f16), then the blocks
 //     U4:  256 bytes, 4 x 64: byte (16 outputs x 4 k), low nibble k group g, high nibble group g + 4
 //     U8:  512 bytes, 8 x 64: byte (16 outputs x 4 k)
-//   weight = scale * (u - zero) for U4 (zero 8) and U8 (zero 128); weight = scale * u + min for U4M and U8M (u < 128)
-enum Format { F32 = 0, BF16 = 1, F16 = 2, U4 = 3, U4M = 4, U8 = 5, U8M = 6 };
+//   weight = scale * (u - zero) for U4 (zero 8) and U8 (zero 128); weight = scale * u + min for U4M and U8M (u < 128);
+//   U4Z and U8Z have a zero of their own per block: its negative (U8Z: 128 - zero) takes the place of min, and is
+//   multiplied by the scale. That is exact where scale * zero is no f16.
+enum Format { F32 = 0, BF16 = 1, F16 = 2, U4 = 3, U4M = 4, U8 = 5, U8M = 6, U4Z = 7, U8Z = 8 };
 static constexpr bool is_quantized(int format) { return format >= U4; }
-static constexpr bool has_min(int format) { return format == U4M || format == U8M; }
+static constexpr bool has_zeros(int format) { return format == U4Z || format == U8Z; }
+static constexpr bool has_min(int format) { return format == U4M || format == U8M || has_zeros(format); }
+static constexpr bool is_nibble(int format) { return format == U4 || format == U4M || format == U4Z; }
+static constexpr bool is_signed(int format) { return format == U8 || format == U8Z; }  // u - 128 is multiplied
 
 constexpr int kPanel = 16, kBlock = 32;
 static constexpr int round_up(int n, int step) { return (n + step - 1) / step * step; }

@@ -61,6 +61,7 @@ struct Layer {
   Matrix q, k, v, o, gate, up, down;
   const float *input_norm = nullptr, *post_norm = nullptr, *q_norm = nullptr, *k_norm = nullptr;
   int window = 0;
+  bool rotates = true;
 };
 
 struct PlModel {
@@ -70,6 +71,7 @@ struct PlModel {
   Matrix embed, head;
   const float* final_norm = nullptr;
   Arena arena;
+  size_t mapped_bytes = 0;  // of matrices that lie in the caller's memory
   bool any_quantized = false;
 
   // Buffers of a pass, kept between passes.

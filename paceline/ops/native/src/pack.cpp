@@ -81,6 +81,31 @@ Block super_block(int source, const uint8_t* p, int sub) {
   return block;
 }
 
+// GGUF's 256-weight blocks of 6 bits: a scale per 16 weights. Widened as GGUF means them, then quantized like floats.
+Block widened_block(const uint8_t* p, int sub) {
+  const float d = f16_to_float(read16(p + 208));
+  const int8_t* scales = (const int8_t*)p + 192;
+  float x[32];
+  for (int i = 0; i < 32; i++) {
+    const int at = 32 * sub + i, within = at % 128, half = at / 128;
+    const int low = p[64 * half + within % 64] >> (within < 64 ? 0 : 4) & 15;
+    const int high = p[128 + 32 * half + within % 32] >> 2 * (within / 32) & 3;
+    x[i] = d * (float)scales[at / 16] * (float)((low | high << 4) - 32);
+  }
+  return quantize_block(x);
+}
+
+// A zero of its own: unsigned weights, scale * (u - zero).
+Block zero_block(int source, const uint8_t* p) {
+  Block block;
+  block.scale = read16(p);
+  const float zero = f16_to_float(read16(p + 2));
+  block.min = float_to_f16(source == SOURCE_U8Z ? 128.0f - zero : -zero);
+  for (int i = 0; i < 32; i++)
+    block.u[i] = source == SOURCE_U8Z ? p[4 + i] : (uint8_t)(i < 16 ? p[4 + i] & 15 : p[4 + i - 16] >> 4);
+  return block;
+}
+
 struct BlockShape { int weights, bytes; };
 BlockShape shape_of(int source) {
   switch (source) {
@@ -91,6 +116,9 @@ BlockShape shape_of(int source) {
     case SOURCE_Q8_0: return {32, 34};
     case SOURCE_Q4_K: return {256, 144};
     case SOURCE_Q5_K: return {256, 176};
+    case SOURCE_Q6_K: return {256, 210};
+    case SOURCE_U4Z: return {32, 20};
+    case SOURCE_U8Z: return {32, 36};
     default: return {1, source == SOURCE_F32 ? 4 : 2};
   }
 }
@@ -103,11 +131,11 @@ Block read_block(int source, const void* data, int row, int b, int k) {
     return quantize_block(x);
   }
   const uint8_t* bytes = (const uint8_t*)data + (size_t)row * (k / shape.weights) * shape.bytes;
+  if (source >= SOURCE_U4Z) return zero_block(source, bytes + (size_t)b * shape.bytes);
   if (shape.weights == 32) return plain_block(source, bytes + (size_t)b * shape.bytes);
-  return super_block(source, bytes + (size_t)(b / 8) * shape.bytes, b % 8);
+  bytes += (size_t)(b / 8) * shape.bytes;
+  return source == SOURCE_Q6_K ? widened_block(bytes, b % 8) : super_block(source, bytes, b % 8);
 }
-
-bool is_nibble(int format) { return format == U4 || format == U4M; }
 
 uint8_t* block_data(const Matrix& w, int panel, int b) {
   return w.data + (size_t)panel * w.panel_bytes + w.data_offset + (size_t)b * (is_nibble(w.format) ? 256 : 512);
@@ -142,17 +170,15 @@ int natural_format(int source) {
   switch (source) {
     case SOURCE_Q4_0: return U4;
     case SOURCE_Q4_1: case SOURCE_Q4_K: return U4M;
-    case SOURCE_Q5_0: case SOURCE_Q8_0: return U8;
+    case SOURCE_Q5_0: case SOURCE_Q8_0: case SOURCE_Q6_K: return U8;
     case SOURCE_Q5_1: case SOURCE_Q5_K: return U8M;
+    case SOURCE_U4Z: return U4Z;
+    case SOURCE_U8Z: return U8Z;
     default: return source;
   }
 }
 
-bool pack_matrix(Matrix& to, Arena& arena, int source, const void* data, int n, int k, int format,
-                 int threads) {
-  if (source > SOURCE_F16 && format != natural_format(source)) return false;
-  if (source <= SOURCE_F16 && is_quantized(format) && format != U8) return false;
-  if (k % shape_of(source).weights) return false;
+void lay_out(Matrix& to, int n, int k, int format) {
   to.format = format;
   to.n = n;
   to.k = k;
@@ -164,6 +190,14 @@ bool pack_matrix(Matrix& to, Arena& arena, int source, const void* data, int n, 
   } else {
     to.panel_bytes = (size_t)k * kPanel * (format == F32 ? 4 : 2);
   }
+}
+
+bool pack_matrix(Matrix& to, Arena& arena, int source, const void* data, int n, int k, int format,
+                 int threads) {
+  if (source > SOURCE_F16 && format != natural_format(source)) return false;
+  if (source <= SOURCE_F16 && is_quantized(format) && format != U8) return false;
+  if (k % shape_of(source).weights) return false;
+  lay_out(to, n, k, format);
   to.data = arena.allocate(to.panel_bytes * to.num_panels);
   team().run(threads, [&](int thread) {
     for (int row = (int)((int64_t)n * thread / threads), end = (int)((int64_t)n * (thread + 1) / threads); row < end;
@@ -190,7 +224,9 @@ void unpack_row(const Matrix& w, int row, float* out) {
     const int u = is_nibble(w.format) ? (data[64 * (group % 4) + byte] >> (group < 4 ? 0 : 4)) & 15
                                       : data[64 * group + byte];
     const float scale = f16_to_float(scales[b * kPanel + lane]);
-    if (has_min(w.format)) out[i] = scale * (float)u + f16_to_float(scales[(w.num_blocks + b) * kPanel + lane]);
+    const float min = has_min(w.format) ? f16_to_float(scales[(w.num_blocks + b) * kPanel + lane]) : 0.0f;
+    if (has_zeros(w.format)) out[i] = scale * ((float)(w.format == U8Z ? u - 128 : u) + min);
+    else if (has_min(w.format)) out[i] = scale * (float)u + min;
     else out[i] = scale * (float)(u - (w.format == U4 ? 8 : 128));
   }
 }

@@ -14,6 +14,10 @@ function request() {
   };
   if (!$("speculate").checked) body.speculative = { off: true };
   else if ($("method").value) body.speculative = { method: $("method").value };
+  const schema = $("schema").value.trim();
+  if (schema) {
+    body.response_format = { type: "json_schema", json_schema: { name: "answer", strict: true, schema: JSON.parse(schema) } };
+  }
   return body;
 }
 
@@ -67,10 +71,16 @@ function showError(message) {
 }
 
 async function run(signal) {
+  let body;
+  try {
+    body = request();
+  } catch (error) {
+    return showError(`The schema is not JSON: ${error.message}`);
+  }
   const begin = performance.now(), seen = new Set();
   let firstAt = null;
   const answer = await fetch("v1/chat/completions", {
-    method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(request()), signal,
+    method: "POST", headers: headers({ "Content-Type": "application/json" }), body: JSON.stringify(body), signal,
   });
   if (!answer.ok) return showError((await answer.json()).error.message);
   for await (const event of eventsOf(answer.body)) {

@@ -1,0 +1,108 @@
+"""`paceline bench pair TARGET DRAFT`: a small model drafting for a larger one, measured and put on one page."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from paceline.cli import options
+from paceline.cli.lab import format_table
+
+if TYPE_CHECKING:
+    from paceline.bench.run.pair_grid import PairPlan
+    from paceline.lab.pass_cost import PassCost
+
+LARGEST_PASS = 128  # rows of the pass cost curve; beyond them its last slope goes on
+
+
+def add_verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    from paceline.cli.bench import add_run_arguments
+
+    pair = verbs.add_parser(
+        "pair", help="a small model drafting a larger one: K swept, trees, sampling rules, one page"
+    )
+    pair.add_argument("target", help="the larger model")
+    pair.add_argument("draft", help="the smaller one")
+    pair.add_argument("--k", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8], help="draft tokens to try")
+    pair.add_argument("--width", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="of trees at their first level")
+    pair.add_argument("--depth", type=int, default=4, help="of the trees (default: %(default)s)")
+    pair.add_argument("--users", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    pair.add_argument("--workload", nargs="+", default=["code", "chat"])
+    pair.add_argument("--repeats", type=int, default=3)
+    pair.add_argument("--records", default="pair.jsonl", help="a rerun goes on where it was (default: %(default)s)")
+    pair.add_argument("--out", default="pair.html", help="the page (default: %(default)s)")
+    add_run_arguments(pair)
+    pair.set_defaults(bench_run=_pair)
+
+
+def _pair(args: argparse.Namespace) -> int:
+    from paceline.bench.analyse.cells import analyse
+    from paceline.bench.analyse.pair import sweet_spots, width_rows
+    from paceline.bench.analyse.pair_page import pair_page
+
+    plan = _plan(args)
+    records = _measure(args, plan)
+    curve = _curve(args)
+    title = f"{plan.draft} drafting for {plan.target}"
+    Path(args.out).write_text(pair_page(records, curve, title), encoding="utf-8")
+    analysis = analyse(records)
+    spots = [spot.row() for spot in sweet_spots(analysis, curve)]
+    widths = width_rows(analysis)
+    if args.json:
+        print(json.dumps({"sweet_spots": spots, "widths": widths, "page": args.out}))
+    else:
+        print(format_table(spots))
+        print(format_table(widths))
+        print(f"page: {args.out}; records: {args.records}")
+    return 1 if analysis.failed else 0
+
+
+def _plan(args: argparse.Namespace) -> "PairPlan":
+    from paceline.bench.run.backend import Sampling
+    from paceline.bench.run.pair_grid import PairPlan
+    from paceline.errors import InvalidOptionError
+
+    if args.model != options.DEFAULT_MODEL:
+        raise InvalidOptionError("`bench pair` takes its models as TARGET and DRAFT: leave --model out")
+    args.model = args.target
+    if min([*args.k, *args.width, *args.users, args.depth]) < 1:
+        raise InvalidOptionError("K, widths, depth and users must be 1 or more")
+    sampling = Sampling(max_tokens=args.max_tokens, seed=args.seed, ignore_eos=not args.natural_end)
+    plan = PairPlan(
+        args.target,
+        args.draft,
+        sorted(set(args.k)),
+        sorted(set(args.width)),
+        args.depth,
+        sorted(set(args.users)),
+        args.workload,
+        args.repeats,
+        sampling,
+        args.requests,
+    )
+    for grid in plan.grids():
+        grid.check()
+    return plan
+
+
+def _measure(args: argparse.Namespace, plan: "PairPlan") -> list[dict[str, Any]]:
+    """Run what is missing; the records of all three grids."""
+    from paceline.bench.run.results import RecordFile
+    from paceline.bench.run.sweep import run_sweep
+    from paceline.cli.bench import backend_maker, run_options, say
+
+    records = RecordFile(args.records)
+    facts = {key: value for key, value in vars(args).items() if not callable(value)}
+    make, keys = backend_maker(args), set()
+    for grid in plan.grids():
+        run_sweep(grid, make, records, run_options(args), say, facts)
+        keys |= {grid.key(cell) for cell in grid.cells()}
+    return list({record["key"]: record for record in records.records if record["key"] in keys}.values())
+
+
+def _curve(args: argparse.Namespace) -> "PassCost":
+    from paceline.bench.run.curve import DEFAULT_ROWS, measure_curve
+
+    most = min(LARGEST_PASS, max(args.users) * (max(args.k) + 1))
+    rows = [count for count in DEFAULT_ROWS if count <= most]
+    return measure_curve(args.model, rows, num_rounds=2, **options.model_options(args))

@@ -1,0 +1,137 @@
+"""Formats and tools through the server to the real engine, on the default model: what is asked for holds, and what
+cannot be is refused by name and in time, beside streams that go on."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import jsonschema
+import pytest
+
+from paceline import AsyncLLM
+from paceline.serve.generate.over_async_llm import OverAsyncLLM
+from tests.serve.conftest import Running, running
+from tests.serve.generate.test_chat_tools import CHAT, collected
+from tests.serve.generate.test_serve_routes import events
+
+MESSAGES = [{"role": "user", "content": "How is the weather in Oslo?"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 8}, "unit": {"enum": ["celsius", "fahrenheit"]}},
+    "required": ["city", "unit"],
+    "additionalProperties": False,
+}
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA, "strict": True}}
+REQUIRED = {"messages": MESSAGES, "tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+REFUSED_WITHIN_S = 5.0  # the engine gives a grammar 0.9 s; the rest is for a busy machine
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    llm = AsyncLLM("smollm2-135m", {"method": "ngram"}, max_num_seqs=8, num_kv_blocks=512)
+    backend = OverAsyncLLM(llm, ("ngram",))
+    with running(backend, drain_timeout_s=1) as handle:  # type: ignore[arg-type]
+        yield handle
+    backend.shutdown()
+    backend.check_integrity()
+
+
+def ask(http: httpx.Client, **body: Any) -> dict[str, Any]:
+    answer = http.post(CHAT, json={"max_tokens": 120} | body)
+    assert answer.status_code == 200, answer.text
+    choice: dict[str, Any] = answer.json()["choices"][0]
+    return choice
+
+
+@pytest.mark.parametrize(
+    "sampling", [{"temperature": 0}, pytest.param({"temperature": 1, "seed": 7}, marks=pytest.mark.slow)]
+)
+def test_required_calls_are_of_their_schema_and_the_same_with_speculation_off(
+    http: httpx.Client, sampling: dict[str, Any]
+) -> None:
+    whole = ask(http, **REQUIRED, **sampling)
+    (call,) = whole["message"]["tool_calls"]
+    assert whole["finish_reason"] == "tool_calls" and whole["message"]["content"] is None
+    jsonschema.validate(json.loads(call["function"]["arguments"]), SCHEMA)
+    plain = ask(http, **REQUIRED, **sampling, speculative={"off": True})
+    assert plain["message"]["tool_calls"][0]["function"] == call["function"]
+    content, calls, ends = collected(events(http, CHAT, REQUIRED | sampling | {"max_tokens": 120}))
+    assert content == "" and ends == ["tool_calls"]
+    assert [(c["name"], c["arguments"]) for c in calls] == [("get_weather", call["function"]["arguments"])]
+
+
+def test_a_named_function_is_called_once(http: httpx.Client) -> None:
+    clock = {"type": "function", "function": {"name": "clock"}}
+    chosen = {"type": "function", "function": {"name": "clock"}}
+    choice = ask(http, messages=MESSAGES, tools=[WEATHER, clock], tool_choice=chosen, temperature=0)
+    assert [call["function"] for call in choice["message"]["tool_calls"]] == [{"name": "clock", "arguments": "{}"}]
+
+
+@pytest.mark.slow
+def test_with_a_format_and_tools_the_answer_is_one_of_the_two(http: httpx.Client) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+    for seed in range(3):
+        message = ask(
+            http, messages=MESSAGES, tools=[WEATHER], response_format=form, seed=seed, parallel_tool_calls=False
+        )["message"]
+        calls = message.get("tool_calls")
+        text = calls[0]["function"]["arguments"] if calls else message["content"]
+        jsonschema.validate(json.loads(text), SCHEMA)
+
+
+ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+UNKNOWN = SCHEMA | {"unevaluatedProperties": False}
+
+PATTERNS = {
+    "allOf": [{"type": "string", "pattern": f"(.|\n)*[a-{chr(98 + i % 20)}]x{i}(.|\n)*"} for i in range(30)]
+}  # an intersection that takes hours to compute
+
+
+def schema_format(schema: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+
+
+BAD: dict[str, tuple[dict[str, Any], str | None, str]] = {
+    "recursion without end": (schema_format(ENDLESS), "response_format", "without end"),
+    "unknown keyword": (schema_format(UNKNOWN), "response_format", "unevaluatedProperties"),
+    "many values": (schema_format({"enum": [str(i) for i in range(10_000)]}), "response_format", "10000 items"),
+    "too many to be read": (schema_format({"enum": [str(i) for i in range(100_000)]}), None, "values"),
+    "regex": ({"guided_regex": "a(?=b)"}, "guided_regex", "look-around"),
+    "patterns without end": (schema_format(PATTERNS), "response_format", "took more than"),
+    "grammar": ({"guided_grammar": "start: nothing"}, "guided_grammar", "cannot be used"),
+    "tool's schema": (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": UNKNOWN}}], "tool_choice": "required"},
+        "tools",
+        "the parameters of 'f' cannot be used",
+    ),
+}  # fmt: skip
+
+
+def test_what_cannot_be_held_is_refused_by_name_beside_a_stream_that_goes_on(server: Running) -> None:
+    body = {"prompt": "One, two,", "max_tokens": 60, "temperature": 0, "ignore_eos": True}
+    texts: list[str] = []
+
+    def follow() -> None:
+        with server.client() as http:
+            chunks = events(http, "/v1/completions", body)
+            texts.append("".join(chunk["choices"][0]["text"] for chunk in chunks))
+
+    follow()
+    streams = [threading.Thread(target=follow) for _ in range(2)]
+    for stream in streams:
+        stream.start()
+    with server.client() as http:
+        for name, (fields, param, words) in BAD.items():
+            begin_s = time.monotonic()
+            answer = http.post(CHAT, json={"messages": MESSAGES, "max_tokens": 20} | fields)
+            seconds = time.monotonic() - begin_s
+            error = answer.json()["error"]
+            assert answer.status_code == 400, (name, answer.text[:400])
+            assert error["param"] == param and words in error["message"], (name, error)
+            assert seconds < REFUSED_WITHIN_S, (name, seconds)
+    for stream in streams:
+        stream.join()
+    assert len(texts) == 3 and len(set(texts)) == 1

@@ -1,0 +1,77 @@
+"""On the real model: finished answers validate, drafts change nothing, several samples differ and all are valid.
+
+benchmarks/structured.py does the same with 300 schemas and more methods."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+from benchmarks.structured_schemas import schemas
+from paceline import LLM, SamplingParams, StructuredOutputsParams
+from paceline.models.loader import LoadedModel, load_model
+from paceline.structured.compiler import token_view
+
+NUM_SCHEMAS = 3
+
+
+@pytest.fixture(scope="module")
+def model(smollm2: Path) -> LoadedModel:
+    return load_model("smollm2-135m")
+
+
+def jobs() -> tuple[list[str], list[SamplingParams]]:
+    made = [schema for _, schema in schemas(NUM_SCHEMAS)]
+    prompts = [f"An example with {', '.join(schema['properties'])} as JSON: " for schema in made for _ in range(2)]
+    params = [
+        SamplingParams(
+            temperature=temperature,
+            seed=i,
+            max_tokens=50,
+            structured_outputs=StructuredOutputsParams(json=schema, disable_any_whitespace=True),
+        )
+        for i, schema in enumerate(made)
+        for temperature in (0.0, 1.0)
+    ]
+    return prompts, params
+
+
+def test_answers_validate_and_are_the_same_with_drafts(model: LoadedModel) -> None:
+    prompts, params = jobs()
+    plain = LLM(model, {"method": "none"}, max_model_len=512).generate(prompts, params)
+    num_finished = 0
+    for output, one in zip(plain, params, strict=True):
+        assert output.error is None
+        if output.outputs[0].finish_reason == "stop":
+            num_finished += 1
+            assert one.structured_outputs is not None
+            schema = json.loads(str(one.structured_outputs.json))
+            jsonschema.validate(json.loads(output.outputs[0].text), schema)
+    assert num_finished >= NUM_SCHEMAS
+    llm = LLM(model, {"method": "merge", "members": ["grammar", "ngram"], "node_budget": 12}, max_model_len=512)
+    drafted = llm.generate(prompts, params)
+    assert [o.outputs[0].token_ids for o in drafted] == [o.outputs[0].token_ids for o in plain]
+    by_member = llm.stats()["speculation"]["merge"]["by_member"]
+    assert by_member["grammar"]["num_accepted_tokens"] > 20
+
+
+def test_each_sample_of_a_call_follows_the_grammar_by_itself(model: LoadedModel) -> None:
+    llm = LLM(model, {"method": "grammar"}, max_model_len=256)
+    params = SamplingParams(
+        n=4, seed=1, max_tokens=20, structured_outputs=StructuredOutputsParams(regex="[0-9]{2}:x+y")
+    )
+    texts = [sample.text for sample in llm.generate("The code is", params)[0].outputs]
+    assert len(set(texts)) > 1 and all(text[:2].isdigit() and text[2:4] == ":x" for text in texts)
+
+
+def test_every_token_stands_for_the_bytes_that_it_decodes_to(model: LoadedModel) -> None:
+    tokenizer = model.tokenizer
+    view = token_view(tokenizer, model.decoder.config.vocab_size)
+    for token in np.random.default_rng(0).integers(0, view.vocab_size, 3000).tolist():
+        if not view.tokenizer.is_special_token(token):
+            assert view.tokenizer.decode_bytes([token]).decode(errors="replace") == tokenizer.token_text(token)
+    text = 'Ünïcode ☃ {"a": [1, 2]}\n\t😀'
+    assert view.tokenizer.decode_bytes(tokenizer.encode(text)).decode() == text
+    assert set(view.special_tokens) >= {"<|im_start|>", "<|im_end|>"}
