@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from paceline.core.request import Request
 from paceline.spec.auto.constants import PASSAGE, TRIED
@@ -10,11 +11,22 @@ from paceline.spec.auto.drafter import FOR_NOW, Drafter, Expectation, Verdict
 from paceline.spec.auto.explore import Bucket
 
 
+class Plan(NamedTuple):
+    """For one drafter, in this step and the next few."""
+
+    expected: list[Expectation]
+    call_s: float
+    each_s: float
+    asked: list[Expectation]  # worth asking for, where no other drafter has found anything
+    others: list[Expectation]
+    verdict: Verdict  # where it is not asked
+
+
 class Asking:
     def __init__(self, drafters: Mapping[str, Drafter], bucket: Bucket) -> None:
         self._drafters, self._bucket = drafters, bucket
         self._names: list[str] = []  # of the requests that the plans are for
-        self._plans: dict[str, list[Expectation]] = {}
+        self._plans: dict[str, Plan] = {}
         self._tried: list[str] = []
         self.lacks_s = 0.0  # that the bucket lacks for what would be tried next
 
@@ -24,7 +36,7 @@ class Asking:
         self._tried = []
         if is_learned_from or names != self._names:
             self._names = names
-            self._plans = {name: one.expectations(requests, market) for name, one in self._drafters.items()}
+            self._plans = {name: _plan(one, requests, market) for name, one in self._drafters.items()}
             if is_learned_from and self._bucket.saved_s > 0.0:
                 self._tried = self._what_to_try(market)
 
@@ -34,18 +46,16 @@ class Asking:
         options: list[tuple[float, float, int, str]] = []
         for name, plan in self._plans.items():
             drafter = self._drafters[name]
+            if not plan.others or drafter.paid_until >= market.step:
+                continue
             # At first it is asked once, for one request: its price is not known.
             most, steps = (TRIED, TRIED) if drafter.watches and drafter.num_asked >= TRIED else (1, 1)
-            call_s, each_s = drafter.cost.parts(market.unit_s)
-            _, others = _worth_asking(plan, None, call_s, each_s, market.tokens_per_s)
-            if drafter.paid_until >= market.step or not others:
-                continue
-            ranked = sorted(others, key=lambda one: -one.most)[:most]
+            ranked = plan.others if len(plan.others) == 1 else sorted(plan.others, key=_upper_bound)[:most]
             surplus = sum([one.most for one in ranked])
             surplus -= market.tokens_per_s * drafter.cost.least_s(len(ranked), market.unit_s)
-            gained_s = sum([one.mean for one in ranked]) / market.tokens_per_s
-            loss_s = max(1e-9, call_s + each_s * len(ranked) - gained_s)
             if surplus > 0.0:
+                gained_s = sum([one.mean for one in ranked]) / market.tokens_per_s
+                loss_s = max(1e-9, plan.call_s + plan.each_s * len(ranked) - gained_s)
                 options.append((surplus / loss_s, loss_s * steps, steps, name))
             elif drafter.told_until == FOR_NOW:
                 drafter.told_until = market.step  # a trial could not pay at these prices
@@ -66,47 +76,69 @@ class Asking:
 
     def whom(self, drafter: Drafter, rest: Sequence[float], market: Market) -> list[int]:
         """Requests that it is asked for. `rest`: the chance that no drafter asked before has their next token."""
-        plan, rate = self._plans[drafter.name], market.tokens_per_s
-        if not plan:
+        plan, step = self._plans[drafter.name], market.step
+        if drafter.watches:
+            if plan.asked:
+                drafter.keep_told(step, PASSAGE)
+            else:
+                self._bucket.pay(drafter.told_s)
+        asked, others = plan.asked, plan.others
+        is_tried = drafter.paid_until >= step or drafter.name in self._tried
+        if not (asked or is_tried) or not drafter.is_ready(step):
+            drafter.verdict = plan.verdict
             return []
-        call_s, each_s = drafter.cost.parts(market.unit_s)
-        wanted = bool(_worth_asking(plan, None, call_s, each_s, rate)[0])
-        if drafter.watches and wanted:
-            drafter.keep_told(market.step, PASSAGE)
-        asked, others = _worth_asking(plan, rest, call_s, each_s, rate)
-        decision = "asked" if asked else "not asked"
-        is_ready = drafter.is_ready(market.step)
-        if is_ready and (drafter.name in self._tried or drafter.paid_until >= market.step):
-            added = self._try(drafter, others, rest, market, bool(asked))
-            decision = "tried" if added and not asked else decision
+        if asked and min(rest) < 1.0:
+            asked, others = _worth_asking(plan.expected, rest, plan.call_s, plan.each_s, market.tokens_per_s)
+        decision = "asked"
+        if is_tried:
+            added = self._try(drafter, plan, others, rest, market, bool(asked))
+            decision = "asked" if asked else "tried"
             asked = asked + added
-        if not is_ready:
-            asked = []
-        if drafter.watches and not wanted:
-            self._bucket.pay(drafter.told_s)
-        judged = asked or plan
-        gain, most = sum([one.mean * rest[one.request] for one in judged]), sum([one.most for one in judged])
-        drafter.verdict = Verdict(decision, len(asked), gain, most, call_s + each_s * len(judged), rate)
+        if not asked:
+            drafter.verdict = plan.verdict
+            return []
+        gain, most = sum([one.mean * rest[one.request] for one in asked]), sum([one.most for one in asked])
+        seconds = plan.call_s + plan.each_s * len(asked)
+        drafter.verdict = Verdict(decision, len(asked), gain, most, seconds, market.tokens_per_s)
         return sorted([one.request for one in asked])
 
     def _try(
-        self, drafter: Drafter, others: list[Expectation], rest: Sequence[float], market: Market, is_asked: bool
+        self,
+        drafter: Drafter,
+        plan: Plan,
+        others: list[Expectation],
+        rest: Sequence[float],
+        market: Market,
+        is_asked: bool,
     ) -> list[Expectation]:
         """Whom it is asked for out of the bucket, the best upper bound first."""
-        call_s, each_s = drafter.cost.parts(market.unit_s)
-        price = market.tokens_per_s * each_s if drafter.num_asked >= TRIED else 0.0  # not known before
+        price = market.tokens_per_s * plan.each_s if drafter.num_asked >= TRIED else 0.0  # not known before
         if drafter.watches:
             others = others[: 0 if is_asked else TRIED if drafter.num_asked >= TRIED else 1]
         added: list[Expectation] = []
-        for one in sorted(others, key=lambda one: -one.most):
-            loss_s = each_s - one.mean * rest[one.request] / market.tokens_per_s
-            loss_s = max(0.0, loss_s + (0.0 if added or is_asked else call_s))
+        for one in sorted(others, key=_upper_bound):
+            loss_s = plan.each_s - one.mean * rest[one.request] / market.tokens_per_s
+            loss_s = max(0.0, loss_s + (0.0 if added or is_asked else plan.call_s))
             is_worth_it = one.most * rest[one.request] > price and loss_s <= self._bucket.saved_s
             if not (is_worth_it or drafter.watches):  # the trial of one that watches is paid for as a whole
                 break
             self._bucket.pay(loss_s)
             added.append(one)
         return added
+
+
+def _upper_bound(one: Expectation) -> float:
+    """For sorting, the largest first."""
+    return -one.most
+
+
+def _plan(drafter: Drafter, requests: Sequence[Request], market: Market) -> Plan:
+    expected = drafter.expectations(requests, market)
+    call_s, each_s = drafter.cost.parts(market.unit_s)
+    asked, others = _worth_asking(expected, None, call_s, each_s, market.tokens_per_s)
+    gain, most = sum([one.mean for one in expected]), sum([one.most for one in expected])
+    verdict = Verdict("not asked", 0, gain, most, call_s + each_s * len(expected), market.tokens_per_s)
+    return Plan(expected, call_s, each_s, asked, others, verdict)
 
 
 def _worth_asking(

@@ -65,6 +65,10 @@ class AutoProposer(Proposer):
         self._step_s = self._drafting_s = self._own_s = 0.0  # of the last pass; of all after it; and of all steps
         self._beside_s = 0.0  # own time of a step in which somebody was asked, for each of them
         self._learns = True
+        # Of the steps since the price was learned: their number, tokens and rows of a request, and drafting time
+        self._since = [0.0] * 4
+        self._needs_when: dict[tuple[bool, ...], Needs] = {}  # who is told -> what they need
+        self._today: Market | None = None
         self._num_to_skip = self._num_skipped = 0
         self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0}
         self._reasons: Counter[str] = Counter()  # reason -> steps
@@ -75,8 +79,12 @@ class AutoProposer(Proposer):
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]  # read only: it follows who is told of passes
-        told = [one for one in self.drafters.values() if not one.watches or one.is_told(self._step)]
-        return union([one.proposer.needs for one in told])
+        told = tuple([not one.watches or self._step <= one.told_until for one in self.drafters.values()])
+        needs = self._needs_when.get(told)
+        if needs is None:
+            members = zip(self.drafters.values(), told, strict=True)
+            needs = self._needs_when[told] = union([one.proposer.needs for one, is_told in members if is_told])
+        return needs
 
     def check_params(self, params: SamplingParams) -> None:
         self.members.check_params(params)
@@ -99,40 +107,51 @@ class AutoProposer(Proposer):
     def observe(self, step: StepContext) -> None:
         begin_s = self.clock()
         self.members.faults.end_step()
-        self._learn_cost(step, begin_s)
+        if self._handed_over_s is not None and not self._num_skipped:  # else the pass began several steps ago
+            self._learn_cost(step, begin_s - self._handed_over_s)
+            self._handed_over_s = None
         if self._drafts:
             for verified in step.passes:
-                draft = self._drafts.pop(verified.request.request_id, None)
+                draft = self._drafts.get(verified.request.request_id)
                 if draft is not None and (self._learns or self._acceptance[draft.members[0][0]].is_new):
                     self._learn_outcomes(verified.request.request_id, draft, verified.new_token_ids)
+            self._drafts = {}
         for request in step.gone:
-            self._drafts.pop(request.request_id, None)
             for drafter in self.drafters.values():
                 drafter.forget(request.request_id)
         self._own_s += self.clock() - begin_s
         for name, drafter in self.drafters.items():
-            is_told = drafter.is_told(self._step) if drafter.watches else drafter.verdict.num_requests > 0
-            drafter.told_s = self.members.tell(name, step) if is_told else self.members.forget(name, step.gone)
+            if self._step <= drafter.told_until if drafter.watches else drafter.verdict.num_requests:
+                drafter.told_s = self.members.tell(name, step)
+            else:
+                drafter.told_s = self.members.forget(name, step.gone) if step.gone else 0.0
 
-    def _learn_cost(self, step: StepContext, now_s: float) -> None:
-        if self._handed_over_s is None or self._num_skipped:
-            return  # the pass began several steps ago
-        elapsed_s = now_s - self._handed_over_s
-        self._handed_over_s = None
+    def _learn_cost(self, step: StepContext, elapsed_s: float) -> None:
         self.bucket.earn(elapsed_s + self._drafting_s, elapsed_s)
-        decoding = [verified for verified in step.passes if verified.logits_row >= 0]
-        if not decoding or elapsed_s <= 0.0 or any(verified.num_committed > 1 for verified in step.passes):
-            return  # prompt rows have a cost of their own
-        count = len(decoding)
-        num_rows = sum([len(verified.rows) for verified in step.passes])
-        num_tokens = sum([len(verified.new_token_ids) for verified in decoding])
+        count = num_rows = num_tokens = 0
+        for verified in step.passes:
+            if verified.num_committed > 1:
+                return  # prompt rows have a cost of their own
+            num_rows += len(verified.rows)
+            if verified.logits_row >= 0:
+                count += 1
+                num_tokens += len(verified.new_token_ids)
+        if not count or elapsed_s <= 0.0:
+            return
         self._step_s = elapsed_s
         if num_rows > count:
             self._drafted_in = self._step
+        since = self._since
+        since[0] += 1.0
+        since[1] += num_tokens / count
+        since[2] += num_rows / count
+        since[3] += self._drafting_s
         if self._learns:
             self.cost.observe(num_rows, elapsed_s, count)
-        seconds = self.cost.at(num_rows, count) + self._drafting_s
-        self.price.learn(num_tokens / count, seconds / self.cost.at(count, count))
+            steps, tokens, rows, drafting_s = since
+            seconds = self.cost.at(round(rows * count / steps), count) + drafting_s / steps
+            self.price.learn(tokens / steps, seconds / self.cost.at(count, count), int(steps))
+            self._since = [0.0] * 4
 
     def _learn_outcomes(self, request_id: str, draft: Draft, new_token_ids: Sequence[int]) -> None:
         outcomes: dict[str, list[tuple[int, bool]]] = {}
@@ -149,49 +168,67 @@ class AutoProposer(Proposer):
             return []
         begin_s = self.clock()
         self._begin_step()
+        requests = step.requests
         market = self._market(step)
-        drafts: list[list[Draft]] = [[] for _ in step.requests]
-        rest = [1.0] * len(step.requests)
-        self._asking.begin(step.requests, market, self._learns)
-        draft_s = 0.0
+        drafts: dict[int, list[Draft]] = {}  # by index of the request
+        rest = [1.0] * len(requests)
+        self._asking.begin(requests, market, self._learns)
+        draft_s, num_asked = 0.0, 0
         for drafter in self.drafters.values():
             asked = self._asking.whom(drafter, rest, market)
             if asked:
-                part = replace(step, requests=[step.requests[i] for i in asked])
-                drafted, spent_s = self._ask(drafter, part, [budgets[i] for i in asked], market)
+                num_asked += 1
+                part, given = step, budgets
+                if len(asked) < len(requests):
+                    part, given = replace(step, requests=[requests[i] for i in asked]), [budgets[i] for i in asked]
+                drafted, spent_s = self._ask(drafter, part, given, market)
                 draft_s += spent_s
                 for i, draft in zip(asked, drafted, strict=True):
                     if draft is not None:
-                        drafts[i].append(draft)
+                        drafts.setdefault(i, []).append(draft)
                         rest[i] *= 1.0 - draft.first_chance
-        offered = self._offer(step.requests, budgets, drafts, market)
-        self._plan_skips(market)
+        if drafts:
+            offered = self._offer(requests, budgets, drafts, market)
+        else:
+            offered = [EMPTY_TREE] * len(requests)
+            self._reasons["nothing_drafted" if num_asked else "skipped"] += 1
+        self._num_to_skip = 0 if num_asked else self._steps_to_skip()
         self._handed_over_s = self.clock()
         self._drafting_s = self._handed_over_s - begin_s
-        self._own_s += self._drafting_s - draft_s
-        num_asked = sum([one.verdict.num_requests > 0 for one in self.drafters.values()])
+        own_s = self._drafting_s - draft_s
+        self._own_s += own_s
         if num_asked:
-            self._beside_s += ((self._drafting_s - draft_s) / num_asked - self._beside_s) / PASSAGE
+            self._beside_s += (own_s / num_asked - self._beside_s) / PASSAGE
         return offered
 
     def _begin_step(self) -> None:
-        skipped, self._num_skipped = self._num_skipped, 0
-        self._step += 1 + skipped
-        self._totals["steps"] += 1 + skipped
-        self._reasons["skipped"] += skipped
-        self.bucket.earn(skipped * self._step_s, self._step_s)
-        self.price.learn(1.0, 1.0, skipped)
+        self._step += 1
+        self._totals["steps"] += 1
+        skipped = self._num_skipped
+        if skipped:
+            self._num_skipped = 0
+            self._step += skipped
+            self._totals["steps"] += skipped
+            self._reasons["skipped"] += skipped
+            self.bucket.earn(skipped * self._step_s, self._step_s)
+            self.price.learn(1.0, 1.0, skipped)
         self._learns = skipped > 0 or self._step < LASTING // 4 or self._step % LEARN_EVERY == 0
-        self._save()
+        if self._learns:
+            self._save()
 
     def _market(self, step: StepContext) -> Market:
         running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
         count = max(running, len(step.requests), 1)
+        last = self._today
+        if last is not None and not self._learns and last.num_requests == count:  # nothing was learned since
+            self._today = Market(self._step, *last[1:])
+            return self._today
         plain_s = self.cost.at(count, count)
         tokens_per_s = self.price.tokens_per_s(count, plain_s)
         rows = max(4, count)  # one row alone may be the first of a tile
         row_s = (self.cost.at(count + rows, count) - plain_s) / rows
-        return Market(self._step, count, self.cost.at(1, 1), plain_s, tokens_per_s, tokens_per_s * row_s)
+        self._today = Market(self._step, count, self.cost.at(1, 1), plain_s, tokens_per_s, tokens_per_s * row_s)
+        return self._today
 
     def _ask(
         self, drafter: Drafter, step: StepContext, budgets: Sequence[Budget], market: Market
@@ -207,9 +244,15 @@ class AutoProposer(Proposer):
             brings_much = own is not None and own.value > 2.0  # only then a large tree is worth rating
             nodes = budget.num_nodes if brings_much else min(FEW_NODES, budget.num_nodes)
             given.append(Budget(nodes, budget.max_depth, *floors))
-        drafter.acceptance.estimate.age(market.step - drafter.gain.step - LEARN_EVERY, LASTING)
+        missed = market.step - drafter.gain.step - LEARN_EVERY
+        if missed > 0:
+            drafter.acceptance.estimate.age(missed, LASTING)
         trees, spent_s = self.members.ask(drafter.name, step, given)
         drafts: list[Draft | None] = []
+        is_tried = drafter.verdict.decision == "tried"
+        if is_tried and drafter.num_asked:  # of the first call nobody could know what it would take
+            self.bucket.pay(max(0.0, spent_s - drafter.verdict.seconds))
+        is_learned = self._learns or is_tried
         for request, tree in zip(requests, trees, strict=True):
             name, draft = request.request_id, None
             if tree.token_ids:
@@ -217,41 +260,40 @@ class AutoProposer(Proposer):
                 drafter.first_chance += (draft.first_chance - drafter.first_chance) / PASSAGE
             gain_at: Callable[[float], float] = _no_gain if draft is None else draft.gain
             drafter.gain.learn_of(name, gain_at(market.row_price), market.step)
-            if self._learns or drafter.verdict.decision == "tried":
+            if is_learned:
                 drafter.gain.learn(gain_at, market.row_price, market.step, drafter.acceptance.is_new)
             drafts.append(draft)
-        deepest = max([draft.depth for draft in drafts if draft is not None], default=0)
-        beside_s = drafter.told_s + self._beside_s  # rating and choosing are part of the price
-        drafter.cost.learn(spent_s + beside_s, len(requests), deepest, market.unit_s)
+        if is_learned:
+            deepest = max([draft.depth for draft in drafts if draft is not None], default=0)
+            beside_s = drafter.told_s + self._beside_s  # rating and choosing are part of the price
+            drafter.cost.learn(spent_s + beside_s, len(requests), deepest, market.unit_s)
         drafter.num_asked += 1
         self._totals["asked"] += len(requests)
         return drafts, spent_s
 
     def _offer(
-        self, requests: Sequence[Request], budgets: Sequence[Budget], drafts: list[list[Draft]], market: Market
+        self, requests: Sequence[Request], budgets: Sequence[Budget], drafts: dict[int, list[Draft]], market: Market
     ) -> list[DraftTree]:
         offered = [EMPTY_TREE] * len(requests)
-        drafted = [i for i, of_request in enumerate(drafts) if of_request]
-        if not drafted:
-            is_asked = any(one.verdict.num_requests for one in self.drafters.values())
-            self._reasons["nothing_drafted" if is_asked else "skipped"] += 1
-            return offered
-        joined = [join(drafts[i], requests[i].request_id, self._acceptance) for i in drafted]
+        joined = [join(of_request, requests[i].request_id, self._acceptance) for i, of_request in drafts.items()]
         chances = [draft.chances for draft in joined]
         choice = choose(chances, market.num_requests, self.cost, market.tokens_per_s)
         reason = "pays"
         if not choice.num_nodes:
             choice, reason = self._check_rows(chances, choice, market)
-        for i, draft, keep in zip(drafted, joined, choice.keep, strict=True):
+        num_drafted = num_offered = 0
+        for (i, of_request), draft, keep in zip(drafts.items(), joined, choice.keep, strict=True):
             self._drafts[requests[i].request_id] = draft
-            whole = {one.members[0][0]: one.whole for one in drafts[i] if one.whole is not None}
+            whole = {one.members[0][0]: one.whole for one in of_request if one.whole is not None}
             if whole:
                 if draft.gain(market.row_price) > 0.0 or any(one.draft_probs is not None for one in whole.values()):
                     offered[i] = side_by_side(whole, budgets[i])
             elif keep:
                 offered[i] = draft.tree(keep[: budgets[i].num_nodes])
-            self._totals["drafted_nodes"] += len(draft.chances)
-            self._totals["offered_nodes"] += len(offered[i])
+            num_drafted += len(draft.chances)
+            num_offered += len(offered[i])
+        self._totals["drafted_nodes"] += num_drafted
+        self._totals["offered_nodes"] += num_offered
         self._reasons[reason] += 1
         self._last = choice, market
         return offered
@@ -267,14 +309,13 @@ class AutoProposer(Proposer):
                 return tried, "probe"
         return choice, "too_expensive"
 
-    def _plan_skips(self, market: Market) -> None:
-        """Where nobody is asked or told anything, and the bucket must fill before something can be tried."""
-        self._num_to_skip = 0
-        is_busy = any(
-            one.verdict.num_requests or (one.watches and one.is_told(market.step)) for one in self.drafters.values()
-        )
-        if not is_busy and self._step >= LASTING // 4 and self._step_s > 0.0:
-            self._num_to_skip = int(min(MOST_SKIPPED, self._asking.lacks_s / (SHARE * self._step_s)))
+    def _steps_to_skip(self) -> int:
+        """Where nobody is asked or told anything: until the bucket holds what is to be tried next."""
+        if self._step < LASTING // 4 or self._step_s <= 0.0:
+            return 0
+        if any(one.watches and self._step <= one.told_until for one in self.drafters.values()):
+            return 0
+        return int(min(MOST_SKIPPED, self._asking.lacks_s / (SHARE * self._step_s)))
 
     # -- what is kept, and what is said ------------------------------------------------------------------------------
 

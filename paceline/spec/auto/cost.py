@@ -12,6 +12,17 @@ from paceline.spec.auto.constants import LASTING, PASSAGE, TRIED
 CALL_MEMORY = 0.5 ** (8.0 / LASTING)  # decay of a call's weight with each later one
 
 
+def _line(sums: Sequence[float]) -> tuple[float, float]:
+    """The best line with neither part below zero."""
+    weight, n, nn, s, ns = sums
+    spread = weight * nn - n * n
+    slope = (weight * ns - n * s) / spread if spread > 1e-9 * nn * weight else ns / nn
+    start = (s - slope * n) / weight
+    if start < 0.0:
+        return 0.0, ns / nn
+    return (start, slope) if slope > 0.0 else (s / weight, 0.0)
+
+
 class DrafterCost:
     """Seconds that asking a drafter takes, telling it of the pass included: call + each x requests, and how much of
     that a level takes. Straight lines through the calls made, of which old ones count less.
@@ -24,32 +35,45 @@ class DrafterCost:
         self.calls = [0.2, 0.9, 6.5, 0.12, 0.82]
         self.levels = [0.2, 0.6, 2.0, 0.12, 0.42]  # likewise, with levels instead of requests
         self.num_learned = 0
+        self._draw()
+
+    def _draw(self) -> None:
+        self._call, self._each = _line(self.calls)
+        self._level = _line(self.levels)[1]
 
     def learn(self, seconds: float, num_requests: int, num_levels: int, unit_s: float) -> None:
         passes = seconds / unit_s
-        call, each = self._line(self.calls)
-        expected = call + each * num_requests
+        expected = self._call + self._each * num_requests
         if self.num_learned >= TRIED:  # one stall must not look like a price; what is so expensive shows it again
-            passes = min(passes, 0.05 + 4.0 * expected)
-        elif not self.num_learned or passes < expected:  # of what was believed before, the proportions are kept
-            for sums in (self.calls, self.levels):
+            passes = min(passes, 0.05 + 2.0 * expected)
+        else:
+            if not self.num_learned:  # it takes in a prompt and wakes caches: an upper bound, and often a bad one
+                passes = min(passes, 4.0 * expected)
+            elif self.num_learned > 1:  # of the next few the least counts
+                passes = min(passes, expected)
+            for sums in (self.calls, self.levels):  # of what was believed before, the proportions are kept
                 sums[3:] = [one * passes / max(expected, 1e-9) for one in sums[3:]]
-        else:  # first calls take in prompts and wake caches: the least of them counts
-            passes = expected
         for sums, count in ((self.calls, num_requests), (self.levels, num_levels)):
-            new = (1.0, count, count * count, passes, count * passes)
-            sums[:] = [CALL_MEMORY * old + one for old, one in zip(sums, new, strict=True)]
+            weight, n, nn, s, ns = sums
+            sums[:] = (
+                CALL_MEMORY * weight + 1.0,
+                CALL_MEMORY * n + count,
+                CALL_MEMORY * nn + count * count,
+                CALL_MEMORY * s + passes,
+                CALL_MEMORY * ns + count * passes,
+            )
         self.num_learned += 1
+        self._draw()
 
     def restore(self, sums: Sequence[float]) -> None:
         """All calls of another run weigh as much as one of this."""
         self.calls, self.levels = [one / sums[0] for one in sums[:5]], [one / sums[5] for one in sums[5:]]
         self.num_learned = TRIED
+        self._draw()
 
     def parts(self, unit_s: float) -> tuple[float, float]:
         """Seconds of a call, and of each request in it."""
-        call, each = self._line(self.calls)
-        return call * unit_s, each * unit_s
+        return self._call * unit_s, self._each * unit_s
 
     def least_s(self, num_requests: int, unit_s: float) -> float:
         """What asking for so many may take at least: before some calls were made, nearly nothing."""
@@ -58,18 +82,7 @@ class DrafterCost:
 
     def level_s(self, num_requests: int, unit_s: float) -> float:
         """What one more level takes, for each of so many requests."""
-        return self._line(self.levels)[1] * unit_s / max(1, num_requests)
-
-    @staticmethod
-    def _line(sums: Sequence[float]) -> tuple[float, float]:
-        """The best line with neither part below zero."""
-        weight, n, nn, s, ns = sums
-        spread = weight * nn - n * n
-        slope = (weight * ns - n * s) / spread if spread > 1e-9 * nn * weight else ns / nn
-        start = (s - slope * n) / weight
-        if start < 0.0:
-            return 0.0, ns / nn
-        return (start, slope) if slope > 0.0 else (s / weight, 0.0)
+        return self._level * unit_s / max(1, num_requests)
 
 
 class Market(NamedTuple):

@@ -61,10 +61,10 @@ class Drafter:
     paid_until: int = -1  # step up to which it is tried out of the bucket
     num_asked: int = 0  # steps
 
-    @property
-    def watches(self) -> bool:
-        """Must it be told of passes to have something to draft from?"""
-        return bool(self.proposer.needs.hidden_layers or self.proposer.needs.logits)
+    watches: bool = False  # must it be told of passes to have something to draft from?
+
+    def __post_init__(self) -> None:
+        self.watches = bool(self.proposer.needs.hidden_layers or self.proposer.needs.logits)
 
     def is_told(self, step: int) -> bool:
         return step <= self.told_until

@@ -73,9 +73,9 @@ def draft_of(name: str, tree: DraftTree, request_id: str, ratings: Ratings, is_w
         chances.append(chance if parent < 0 else chance * chances[parent])
     # What was drawn from a distribution of its own must not decide what is offered: that would bias the output.
     whole = tree if is_whole or tree.draft_probs is not None else None
-    return Draft(
-        tree.token_ids, tree.parents, [(name,)] * len(own), [(guess,) for guess in found], own, chances, depth, whole
-    )
+    members: list[tuple[str, ...]] = [(name,)] * len(own)
+    said: list[tuple[int, ...]] = [(guess,) for guess in found]
+    return Draft(tree.token_ids, tree.parents, members, said, own, chances, depth, whole)
 
 
 def join(drafts: Sequence[Draft], request_id: str, ratings: Mapping[str, Ratings]) -> Draft:
