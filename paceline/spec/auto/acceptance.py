@@ -20,7 +20,7 @@ class Acceptance:
         # Before anything was seen plain decoding is the best guess: a drafter is thought to claim too much.
         self.estimate = Estimate((OVERCLAIM, 1.0, 0.0, 0.0, 0.0, 0.0), (1.0, 0.3, 0.3, 0.5, 0.7, 0.7))
         self._requests: dict[str, Estimate] = {}
-        self._odds: dict[int, float] = {}  # guess -> odds, as of the last refresh
+        self.known: dict[int, float] = {}  # guess -> odds, as of the last refresh
 
     @property
     def is_new(self) -> bool:
@@ -29,9 +29,9 @@ class Acceptance:
 
     def odds(self, guess: int) -> float:
         """For a request like any other."""
-        odds = self._odds.get(guess)
+        odds = self.known.get(guess)
         if odds is None:
-            odds = self._odds[guess] = math.exp(max(-30.0, min(30.0, self.estimate.at(features_of(guess)))))
+            odds = self.known[guess] = math.exp(max(-30.0, min(30.0, self.estimate.at(features_of(guess)))))
         return odds
 
     def factor(self, request_id: str) -> float:
@@ -51,19 +51,19 @@ class Acceptance:
         own = self._requests.get(request_id)
         if own is None:
             own = self._requests[request_id] = Estimate((0.0,), (1.0,))
+        estimate = self.estimate
         for guess, hit in outcomes:
             features = features_of(guess)
-            log_odds = max(-5.0, min(5.0, self.estimate.at(features) + own.weights[0]))
+            log_odds = max(-5.0, min(5.0, estimate.at(features) + own.weights[0]))
             chance = 1.0 / (1.0 + math.exp(-log_odds))
             information = chance * (1.0 - chance)
             error, noise = (hit - chance) / information, 1.0 / information
-            self.estimate.learn(features, error, noise + own.variances[0], LASTING)
+            estimate.learn(features, error, noise + own.variances[0], LASTING)
             own.learn((1.0,), error, noise, PASSAGE)
         num_learned = self.estimate.num_learned
-        if (
-            self.is_new or num_learned // PASSAGE != (num_learned - len(outcomes)) // PASSAGE
-        ):  # later they change slowly
-            self._odds.clear()
+        refresh = PASSAGE if num_learned < LASTING else LASTING // 4  # later they change slowly
+        if self.is_new or num_learned // refresh != (num_learned - len(outcomes)) // refresh:
+            self.known.clear()
 
     def forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)

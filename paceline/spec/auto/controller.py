@@ -234,16 +234,16 @@ class AutoProposer(Proposer):
         self, drafter: Drafter, step: StepContext, budgets: Sequence[Budget], market: Market
     ) -> tuple[list[Draft | None], float]:
         """Its drafts for all requests of the step, rated; and the time that took."""
-        requests = step.requests
+        requests, gains = step.requests, drafter.gain.requests
         level = market.tokens_per_s * drafter.cost.level_s(len(requests), market.unit_s)
         bar = min(0.9, market.row_price)  # a path goes on where what follows is worth a row, and a level of drafting
-        floors = (bar, min(0.9, (bar + level) / max(0.3, drafter.first_chance)))
+        further = min(0.9, (bar + level) / max(0.3, drafter.first_chance))
         given = []
-        for request, budget in zip(requests, budgets, strict=True):
-            own = drafter.gain.requests.get(request.request_id)
-            brings_much = own is not None and own.value > 2.0  # only then a large tree is worth rating
-            nodes = budget.num_nodes if brings_much else min(FEW_NODES, budget.num_nodes)
-            given.append(Budget(nodes, budget.max_depth, *floors))
+        for request, (nodes, depth, *_) in zip(requests, budgets, strict=True):
+            own = gains.get(request.request_id)
+            if nodes > FEW_NODES and (own is None or own.value <= 2.0):  # a large tree is not worth rating
+                nodes = FEW_NODES
+            given.append(Budget(nodes, depth, bar, further))
         missed = market.step - drafter.gain.step - LEARN_EVERY
         if missed > 0:
             drafter.acceptance.estimate.age(missed, LASTING)
@@ -258,10 +258,12 @@ class AutoProposer(Proposer):
             if tree.token_ids:
                 draft = draft_of(drafter.name, tree, name, drafter.acceptance, drafter.proposer.keeps_whole)
                 drafter.first_chance += (draft.first_chance - drafter.first_chance) / PASSAGE
-            gain_at: Callable[[float], float] = _no_gain if draft is None else draft.gain
-            drafter.gain.learn_of(name, gain_at(market.row_price), market.step)
-            if is_learned:
-                drafter.gain.learn(gain_at, market.row_price, market.step, drafter.acceptance.is_new)
+            if is_learned or draft is not None:
+                gain_at = _no_gain if draft is None else draft.gain
+                gain = gain_at(market.row_price)
+                drafter.gain.learn_of(name, gain, market.step)
+                if is_learned:
+                    drafter.gain.learn(gain_at, gain, market.row_price, market.step, drafter.acceptance.is_new)
             drafts.append(draft)
         if is_learned:
             deepest = max([draft.depth for draft in drafts if draft is not None], default=0)

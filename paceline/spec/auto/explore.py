@@ -40,13 +40,13 @@ class Gain:
         *self.means, self.spread, count = known
         self.count = min(count, float(PASSAGE))  # what another run showed is soon outweighed
 
-    def learn(self, gain_at: Callable[[float], float], row_price: float, step: int, is_new: bool) -> None:
-        """From one draft of any request, of which the gain is known at each row price. `is_new`: so is its drafter, and
-        what its last drafts were thought to bring is soon out of date."""
+    def learn(self, gain_at: Callable[[float], float], gain: float, row_price: float, step: int, is_new: bool) -> None:
+        """From one draft of any request, of which the gain is known at each row price; `gain` is that at the present
+        one. `is_new`: so is its drafter, and what its last drafts were thought to bring is soon out of date."""
         self.count = min(PASSAGE if is_new else LASTING / 2, self.known(step) + 1.0)
         self.step = step
         weight = 1.0 / self.count
-        off = gain_at(row_price) - self.mean(row_price)
+        off = gain - self.mean(row_price)
         self.spread += weight * (off * off - self.spread)
         for i, price in enumerate(ROW_PRICES[:-1]):
             self.means[i] += weight * (gain_at(price) - self.means[i])

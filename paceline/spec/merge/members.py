@@ -83,9 +83,14 @@ class Members:
         self.faults.add_to(figures)
         return figures
 
-    def _limited(self, name: str, budgets: Sequence[Budget]) -> list[Budget]:
+    def _limited(self, name: str, budgets: Sequence[Budget]) -> Sequence[Budget]:
         """What the member may draft, by its own configuration too."""
         most, deepest, *_ = self.limits[name]
+        for nodes, depth, *_ in budgets:
+            if nodes > most or depth > deepest:
+                break
+        else:
+            return budgets
         return [Budget(min(nodes, most), min(depth, deepest), *min_probs) for nodes, depth, *min_probs in budgets]
 
     def _spent(self, name: str, begin_s: float) -> float:

@@ -130,7 +130,7 @@ def test_the_bucket_never_pays_more_than_its_share() -> None:
 def test_what_is_known_of_a_drafter_and_of_a_request_fades() -> None:
     gain = Gain()
     for step in range(100):
-        gain.learn(lambda price: max(0.0, 1.0 - price), 0.1, step, is_new=False)
+        gain.learn(lambda price: max(0.0, 1.0 - price), 0.9, 0.1, step, is_new=False)
     gain.learn_of("r", 3.0, 100)
     assert gain.mean(0.1) == pytest.approx(0.9) and gain.mean(0.6) == pytest.approx(0.4)
     soon, late = (gain.expect("r", 0.9, 0.5, step) for step in (101, 400))
