@@ -26,14 +26,21 @@ class Estimate:
     def learn(self, features: Sequence[float], error: float, noise: float, half_life: float) -> None:
         """`error`: what was seen less what was expected; `noise`: variance of what is seen."""
         growth = 2.0 ** (1.0 / half_life)
-        spread = self.variance(features) * growth
-        share = 1.0 / (spread + noise)
-        for i, feature in enumerate(features):
-            doubt = min(self.variances[i] * growth, self._most[i])
+        weights, variances = self.weights, self.variances
+        spread = 0.0
+        for one, feature in zip(variances, features, strict=True):
             if feature:
-                self.weights[i] += doubt * feature * error * share
-                doubt -= (doubt * feature) ** 2 * share
-            self.variances[i] = doubt
+                spread += one * feature * feature
+        share = 1.0 / (spread * growth + noise)
+        for i, feature in enumerate(features):
+            doubt = variances[i] * growth
+            if doubt > self._most[i]:
+                doubt = self._most[i]
+            if feature:
+                gain = doubt * feature
+                weights[i] += gain * error * share
+                doubt -= gain * gain * share
+            variances[i] = doubt
         self.num_learned += 1
 
     def age(self, num_observations: float, half_life: float) -> None:

@@ -212,7 +212,8 @@ class AutoProposer(Proposer):
             self._reasons["skipped"] += skipped
             self.bucket.earn(skipped * self._step_s, self._step_s)
             self.price.learn(1.0, 1.0, skipped)
-        self._learns = skipped > 0 or self._step < LASTING // 4 or self._step % LEARN_EVERY == 0
+        is_new = self._step * max(4, 1 if self._today is None else self._today.num_requests) < LASTING
+        self._learns = skipped > 0 or is_new or self._step % LEARN_EVERY == 0
         if self._learns:
             self._save()
 

@@ -1,5 +1,6 @@
 """One drafter as `auto` sees it: its price, its gain, and the inequality that decided about it last."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -83,11 +84,16 @@ class Drafter:
         mean = self.gain.mean(market.row_price)
         of_mean, of_one = self.gain.deviation(market.step)
         at_best = max(0.0, 1.0 - market.row_price) * LONGEST
-        found = []
+        least = of_mean * of_mean
+        of_new = mean, min(mean + math.sqrt(of_one * of_one + least), at_best)  # of a request without drafts so far
+        found, known, can_draft = [], self.gain.requests, self.proposer.can_draft
         for i, request in enumerate(requests):
-            if self.proposer.can_draft(request):
+            if can_draft(request):
+                if request.request_id not in known:
+                    found.append(Expectation(i, *of_new))
+                    continue
                 expected, deviation = self.gain.expect(request.request_id, mean, of_one, market.step)
-                most = expected + (deviation * deviation + of_mean * of_mean) ** 0.5
+                most = expected + math.sqrt(deviation * deviation + least)
                 found.append(Expectation(i, expected, min(most, at_best)))
         return found
 

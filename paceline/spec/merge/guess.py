@@ -17,17 +17,20 @@ def guesses(tree: DraftTree) -> tuple[list[int], int]:
     found: list[int] = []
     depths: list[int] = []
     ranks: dict[int, int] = {}
-    confidence = tree.confidence
+    confidence, deepest = tree.confidence, 0
     for node, parent in enumerate(tree.parents):
         depth = 1 if parent < 0 else depths[parent] + 1
         depths.append(depth)
-        rank = ranks.get(parent, 0)
-        ranks[parent] = rank + 1
-        sure = 0.5 ** (1 + rank) if confidence is None else confidence[node]
-        bucket = min(BUCKETS - 1, int(sure * BUCKETS))
-        depth = depth if depth < DEPTHS else DEPTHS - 1
+        if depth > deepest:
+            deepest = depth
+        rank = ranks[parent] = ranks.get(parent, -1) + 1
+        bucket = int((0.5 ** (1 + rank) if confidence is None else confidence[node]) * BUCKETS)
+        if bucket >= BUCKETS:
+            bucket = BUCKETS - 1
+        if depth >= DEPTHS:
+            depth = DEPTHS - 1
         found.append(OPINIONS * ((bucket * DEPTHS + depth) * RANKS + (rank if rank < RANKS else RANKS - 1)))
-    return found, max(depths, default=0)
+    return found, deepest
 
 
 _known_features: dict[int, tuple[float, ...]] = {}
