@@ -80,8 +80,10 @@ class Asking:
         if drafter.watches:
             if plan.asked:
                 drafter.keep_told(step, PASSAGE)
-            else:
-                self._bucket.pay(drafter.told_s)
+            elif drafter.told_s:
+                self._bucket.pay(min(drafter.told_s, max(0.0, self._bucket.saved_s)))
+                if self._bucket.saved_s <= 0.0 and drafter.paid_until < step:
+                    drafter.told_until = min(drafter.told_until, step)  # else nothing would be left for trying others
         asked, others = plan.asked, plan.others
         is_tried = drafter.paid_until >= step or drafter.name in self._tried
         if not (asked or is_tried) or not drafter.is_ready(step):
