@@ -37,7 +37,9 @@ class Asking:
         if is_learned_from or names != self._names:
             self._names = names
             self._plans = {name: _plan(one, requests, market) for name, one in self._drafters.items()}
-            if is_learned_from and self._bucket.saved_s > 0.0:
+            if self._bucket.saved_s <= 0.0:
+                self.lacks_s = -self._bucket.saved_s  # at least
+            elif is_learned_from:
                 self._tried = self._what_to_try(market)
 
     def _what_to_try(self, market: Market) -> list[str]:
