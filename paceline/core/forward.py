@@ -92,6 +92,16 @@ class PendingPass(Protocol):
     def collect(self) -> ForwardOutput: ...  # waits for it; to be called once
 
 
+@dataclass(frozen=True, slots=True)
+class DonePass:
+    """A pass of a decoder that comes back when it is done."""
+
+    output: ForwardOutput
+
+    def collect(self) -> ForwardOutput:
+        return self.output
+
+
 class Decoder(Protocol):
     """A model that runs passes over a paged KV cache."""
 

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.core.forward import Decoder, ForwardBatch, ForwardOutput, PendingPass, TokenDraws
+from paceline.core.forward import Decoder, DonePass, ForwardBatch, PendingPass, TokenDraws
 from paceline.core.packing import RequestRows, pack
 from paceline.engine.scheduler import ScheduledRequest
-from paceline.models.padded_decoder import DonePass, PaddedDecoder
+from paceline.models.padded_decoder import PaddedDecoder
 from paceline.ops.sampling import drawn_from_logits_alone
 
 
@@ -58,9 +58,7 @@ class LaunchedRows:
         return {entry.request.request_id: end - 1 for entry, end, drawn in pairs if drawn}
 
     def collect(self) -> PassOutput:
-        return self._output(self.pending.collect())
-
-    def _output(self, output: ForwardOutput) -> PassOutput:
+        output = self.pending.collect()
         ends = list(accumulate(self.num_wanted))
         tokens = output.tokens or []
         drawn = [

@@ -207,12 +207,8 @@ class Scheduler:
         num_tokens = len(request.token_ids)
         request.num_computed_tokens = min(num_computed, num_tokens)  # it may have ended inside the path
         request.draft = EMPTY_TREE
-        block_size = self.kv.block_size
-        if request.num_computed_tokens // block_size > entry.start // block_size:
-            self.kv.register_prefix(request)
-        num_slots = num_tokens + self.num_lookahead_tokens
-        if len(request.block_ids) * block_size >= num_slots + block_size:
-            self.kv.trim(request, num_slots)
+        self.kv.register_prefix(request)
+        self.kv.trim(request, num_tokens + self.num_lookahead_tokens)
 
     def _schedule_running(self, output: SchedulerOutput, budget: int) -> int:
         index = 0

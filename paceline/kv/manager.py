@@ -57,8 +57,9 @@ class KVCacheManager:
     def trim(self, request: Request, num_slots: int) -> None:
         """Give back the blocks past `num_slots` slots."""
         keep = -(-num_slots // self.block_size)
-        self.pool.release(request.block_ids[keep:])
-        del request.block_ids[keep:]
+        if len(request.block_ids) > keep:
+            self.pool.release(request.block_ids[keep:])
+            del request.block_ids[keep:]
 
     def release(self, request: Request) -> None:
         self.pool.release(request.block_ids)

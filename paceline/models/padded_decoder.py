@@ -26,9 +26,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from paceline.core.forward import ForwardBatch, ForwardOutput, PendingPass, Target
+from paceline.core.forward import DonePass, ForwardBatch, ForwardOutput, PendingPass, Target
 from paceline.models.read_back import ReadBack, ReadBacks
-from paceline.models.static_inputs import InputViews, PassRoom, StaticInputs, aligned, read_tokens
+from paceline.models.static_inputs import InputViews, PassRoom, StaticInputs, aligned, read_tokens, tokens_of_rows
 
 MAX_LOGITS_SIZE = 1024  # room for logits is that of a whole pass: 0.6 GB for a vocabulary of 150,000
 
@@ -80,14 +80,6 @@ class PassClock:
     read_s: float = 0.0  # waiting for the device, and reading its tokens
     device_s: float = 0.0
     num_by_size: dict[int, int] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class DonePass:
-    output: ForwardOutput
-
-    def collect(self) -> ForwardOutput:
-        return self.output
 
 
 @dataclass(slots=True)
@@ -226,9 +218,9 @@ class PaddedDecoder:
         return output
 
     def _with_drawn_tokens(self, batch: ForwardBatch, follows: Tensor) -> ForwardBatch:
-        batch, at = batch.to(self.device), follows.to(self.device)
-        drawn = self._views[self.sizes[0]].drawn_before[at.clamp(min=0)].clamp(0, self.config.vocab_size - 1)
-        return replace(batch, token_ids=torch.where(at >= 0, drawn, batch.token_ids), follows=None)
+        batch, drawn = batch.to(self.device), self._views[self.sizes[0]].drawn_before
+        tokens = tokens_of_rows(batch.token_ids, follows.to(self.device), drawn, self.config.vocab_size)
+        return replace(batch, token_ids=tokens, follows=None)
 
     def _size(self, batch: ForwardBatch) -> int | None:
         num_requests, num_blocks = batch.block_tables.shape

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.core.forward import ForwardBatch, ForwardOutput, Target, TokenDraws
 from paceline.models.padded_decoder import PassKind, StaticPass
-from paceline.models.static_inputs import InputViews, PassRoom, read_tokens
+from paceline.models.static_inputs import InputViews, PassRoom, read_tokens, tokens_of_rows
 from paceline.ops.fused_reference import noisy_scores
 
 
@@ -62,10 +62,10 @@ class PlainPass:
         num_rows, num_requests, num_logits = inputs.counts.tolist()
         if kind.goes_on:
             advance_views(inputs, num_rows, self.room.block_size)
-        req_ids, follows = inputs.req_ids[:num_rows], inputs.follows[:num_rows]
-        drawn_before = inputs.drawn_before[follows.clamp(min=0)].clamp(0, self.base.config.vocab_size - 1)
+        req_ids, own = inputs.req_ids[:num_rows], inputs.token_ids[:num_rows]
+        vocab_size = self.base.config.vocab_size
         batch = ForwardBatch(
-            token_ids=torch.where(follows >= 0, drawn_before, inputs.token_ids[:num_rows]),
+            token_ids=tokens_of_rows(own, inputs.follows[:num_rows], inputs.drawn_before, vocab_size),
             positions=inputs.positions[:num_rows],
             slot_mapping=inputs.slots[:num_rows],
             context_lens=inputs.context_lens[:num_rows],

@@ -160,6 +160,11 @@ def pad(batch: ForwardBatch, size: int, max_blocks: int, host: NDArray[np.int32]
     return end + num_requests * max_blocks
 
 
+def tokens_of_rows(token_ids: Tensor, follows: Tensor, drawn: Tensor, vocab_size: int) -> Tensor:
+    """Each row's token: its own, or where `follows` says so one of those drawn before (as ops/triton/embed.py)."""
+    return torch.where(follows >= 0, drawn[follows.clamp(min=0)].clamp(0, vocab_size - 1), token_ids)
+
+
 def read_tokens(picked: Tensor) -> list[int | None]:  # [2, rows] int32 on the host: tokens, and the bits of scores
     """A row's token; None where its score is not finite, so that it cannot be sampled."""
     tokens: list[int | None] = picked[0].tolist()

@@ -29,14 +29,13 @@ class MaskMaker:
         self._num_steps = 0
 
     def begin(self, work: Sequence[Work]) -> None:
-        """For each request that will be verified, the tree that it is verified with."""
-        constrained = [(request, tree) for request, tree in work if request.constraint is not None]
-        if not constrained:
+        """For each constrained request that will be verified, the tree that it is verified with."""
+        if not work:
             return
         begin_s = time.perf_counter()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="paceline-masks")
-        batch = _Batch(constrained)
+        batch = _Batch(work)
         self._begun = batch, self._thread.submit(batch.run)
         self._num_steps += 1
         self._waiting_s += time.perf_counter() - begin_s

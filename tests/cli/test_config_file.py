@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from paceline.cli.main import main
-from tests.cli.test_serve_verb import started  # noqa: F401
 
 OPTIONS: dict[str, Any] = {
     "model": "some-model",
@@ -27,7 +26,7 @@ def write(folder: Path, options: Any, name: str = "serve.json") -> str:
     return str(path)
 
 
-def test_options_in_a_file_work_as_on_the_command_line(tmp_path: Path, started: dict[str, Any]) -> None:  # noqa: F811
+def test_options_in_a_file_work_as_on_the_command_line(tmp_path: Path, started: dict[str, Any]) -> None:
     assert main(["serve", "--config", write(tmp_path, OPTIONS)]) == 0
     assert started["model"] == "some-model" and started["port"] == 9000
     assert started["options"]["max_num_seqs"] == 5 and started["options"]["enable_prefix_caching"] is False
@@ -35,13 +34,13 @@ def test_options_in_a_file_work_as_on_the_command_line(tmp_path: Path, started: 
     assert started["speculative"] == OPTIONS["speculative_config"]
 
 
-def test_yaml_and_json_files_give_the_same_options(tmp_path: Path, started: dict[str, Any]) -> None:  # noqa: F811
+def test_yaml_and_json_files_give_the_same_options(tmp_path: Path, started: dict[str, Any]) -> None:
     text = "port: 9000\nspeculative_config:\n  method: suffix\n  num_speculative_tokens: 8\n"
     assert main(["serve", f"--config={write(tmp_path, text, 'serve.yaml')}"]) == 0
     assert started["port"] == 9000 and started["speculative"] == OPTIONS["speculative_config"]
 
 
-def test_the_command_line_wins_on_either_side_of_the_file(tmp_path: Path, started: dict[str, Any]) -> None:  # noqa: F811
+def test_the_command_line_wins_on_either_side_of_the_file(tmp_path: Path, started: dict[str, Any]) -> None:
     path = write(tmp_path, OPTIONS)
     for arguments in (["--port", "8000", "--config", path], ["--config", path, "--port", "8000"]):
         main(["serve", *arguments, "--spec-method", "none"])
@@ -49,7 +48,7 @@ def test_the_command_line_wins_on_either_side_of_the_file(tmp_path: Path, starte
         assert started["speculative"] == {"method": "none"}
 
 
-def test_the_command_line_takes_a_switch_back(tmp_path: Path, started: dict[str, Any]) -> None:  # noqa: F811
+def test_the_command_line_takes_a_switch_back(tmp_path: Path, started: dict[str, Any]) -> None:
     path = write(tmp_path, {"no_prefix_caching": True, "log_prompts": True})
     main(["serve", "--config", path])
     assert started["config"].log_prompts and not started["options"]["enable_prefix_caching"]
@@ -61,7 +60,7 @@ def test_the_command_line_takes_a_switch_back(tmp_path: Path, started: dict[str,
 
 @pytest.mark.parametrize("abbreviated", [["--conf", "no-such-file.json"], ["--spec-met", "none"]], ids=str)
 def test_an_abbreviation_is_refused_because_the_file_would_not_see_it(
-    started: dict[str, Any],  # noqa: F811
+    started: dict[str, Any],
     capsys: pytest.CaptureFixture[str],
     abbreviated: list[str],
 ) -> None:
@@ -92,7 +91,7 @@ def test_an_abbreviation_is_refused_because_the_file_would_not_see_it(
 )
 def test_a_wrong_file_is_explained(
     tmp_path: Path,
-    started: dict[str, Any],  # noqa: F811
+    started: dict[str, Any],
     capsys: pytest.CaptureFixture[str],
     content: Any,
     says: str,
@@ -107,7 +106,7 @@ def test_a_wrong_file_is_explained(
 )
 def test_a_key_is_text_or_refused_and_is_not_shown(
     tmp_path: Path,
-    started: dict[str, Any],  # noqa: F811
+    started: dict[str, Any],
     capsys: pytest.CaptureFixture[str],
     text: str,
     secret: str,

@@ -4,42 +4,13 @@ import argparse
 import json
 import logging
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from paceline.cli import serve
 from paceline.core.foreign_options import ENGINE, SERVE
 from paceline.errors import InvalidOptionError
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What the verb would have started, without a model and without a port."""
-    seen: dict[str, Any] = {}
-
-    class Engine:
-        engine = SimpleNamespace(core=SimpleNamespace(runner=SimpleNamespace(kv_cache=torch.zeros(1))))
-
-        def __init__(self, model: str, speculative: Any, **options: Any) -> None:
-            seen.update(model=model, options=options)
-
-        def get_tokenizer(self) -> Any:
-            return SimpleNamespace(control_tokens=SimpleNamespace(make_ready=lambda: None))
-
-        def prepare_structured_outputs(self) -> None:
-            pass
-
-    def run_server(backend: Any, config: Any, host: str, port: int, log_level: str) -> int:
-        seen.update(config=config)
-        return 0
-
-    monkeypatch.setattr("paceline.llm.AsyncLLM", Engine)
-    monkeypatch.setattr("paceline.serve.generate.over_async_llm.OverAsyncLLM", lambda llm, methods: None)
-    monkeypatch.setattr("paceline.serve.http.server.run_server", run_server)
-    return seen
 
 
 def run(*words: str) -> int:

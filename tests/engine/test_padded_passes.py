@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.core.forward import ForwardBatch
+from paceline.core.forward import DonePass, ForwardBatch
 from paceline.core.request import Request
 from paceline.engine.core import EngineCore
 from paceline.models.config import config_from_dict
 from paceline.models.decoder import Decoder
-from paceline.models.padded_decoder import DonePass, PaddedDecoder
+from paceline.models.padded_decoder import PaddedDecoder
 from tests.models.small_models import hf_config_dict, random_weights
 from tests.toy import EOS, VOCAB, ToyDecoder, run_all, toy_core, toy_request
 

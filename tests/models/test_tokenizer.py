@@ -24,18 +24,6 @@ CHATS: list[list[dict[str, Any]]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def ours(smollm2: Path) -> Tokenizer:
-    return Tokenizer.from_folder(smollm2)
-
-
-@pytest.fixture(scope="module")
-def from_transformers(smollm2: Path) -> Any:
-    import transformers
-
-    return transformers.AutoTokenizer.from_pretrained(smollm2)
-
-
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("special", [True, False])
 def test_smollm2_encodes_and_decodes_as_transformers(

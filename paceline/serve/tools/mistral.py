@@ -1,44 +1,34 @@
 """The parser of Mistral's calls, in their older and their newer notation."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from paceline.serve.tools.events import Out
 from paceline.serve.tools.json_call import SPACE, JsonValue
-from paceline.serve.tools.marker import Marker
-from paceline.serve.tools.parsers import CallInText
+from paceline.serve.tools.parsers import AfterMarker, CallInText
 
 
-class Mistral:
+class Mistral(AfterMarker):
     """Mistral: `[TOOL_CALLS]` and a JSON list of calls, or (newer) `[TOOL_CALLS]name[ARGS]{...}` for each call."""
 
     BEGIN, ARGS = "[TOOL_CALLS]", "[ARGS]"
 
     def __init__(self, names: Collection[str], out: Out) -> None:
-        self.out = out
-        self._names = names
-        self._begin = Marker(self.BEGIN)
+        super().__init__(names, out)
         self._raw = ""  # since the marker, until it is a call
-        self._call: CallInText | None = None
         self._value: JsonValue | None = None
-        self._step: Callable[[str], None] = self._in_text
-
-    def add(self, char: str) -> None:
-        self._step(char)
 
     def end(self, cut_off: bool) -> None:
-        if self._step == self._in_text:
-            self.out.content(self._begin.rest(cut_off))
-        elif self._call is not None:
-            self._call.end(cut_off)
-        elif not cut_off and self._raw.startswith(self.BEGIN):  # nothing of it was a call yet
+        super().end(cut_off)
+        is_open = self._step != self._in_text and self._call is None
+        if is_open and not cut_off and self._raw.startswith(self.BEGIN):  # nothing of it was a call yet
             self.out.content(self._raw)
 
-    def _in_text(self, char: str) -> None:
-        self.out.content(self._begin.add(char))
-        if self._begin.found:
-            self._begin.clear()
-            self._raw = self.BEGIN
-            self._step = self._after_marker
+    def _found(self) -> None:
+        self._raw = self.BEGIN
+        self._step = self._after_marker
+
+    def _called(self) -> None:
+        pass  # the list goes on
 
     def _after_marker(self, char: str) -> None:
         self._raw += char
@@ -63,15 +53,6 @@ class Mistral:
             self._give_up(self._raw + char)
         else:
             self._raw += char
-
-    def _in_call(self, char: str) -> None:
-        assert self._call is not None
-        ended = self._call.add(char)
-        if ended is not None:
-            self._call = None
-            if not ended:
-                self._step = self._in_text
-                self._in_text(char)
 
     def _in_name(self, char: str) -> None:
         if char != "{":

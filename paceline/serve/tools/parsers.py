@@ -7,8 +7,9 @@
 What looks like a call and is none (no JSON, or a function that was not offered) is content, character for character.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from paceline.serve.tools.events import Event, Out
 from paceline.serve.tools.json_call import SPACE, JsonCall
@@ -70,17 +71,23 @@ class CallInText:
             self._out.content(self._before + self._call.raw)
 
 
-class Hermes:
-    """Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number, text around them."""
+class AfterMarker(ABC):
+    """A family whose calls come after a marker, with text before it."""
 
-    BEGIN, END = "<tool_call>", "</tool_call>"
+    BEGIN: ClassVar[str]
 
     def __init__(self, names: Collection[str], out: Out) -> None:
         self.out = out
         self._names = names
-        self._begin, self._finish = Marker(self.BEGIN), Marker(self.END)
+        self._begin = Marker(self.BEGIN)
         self._call: CallInText | None = None
         self._step: Callable[[str], None] = self._in_text
+
+    @abstractmethod
+    def _found(self) -> None: ...  # the marker: what the next character is for
+
+    @abstractmethod
+    def _called(self) -> None: ...  # a call has ended
 
     def add(self, char: str) -> None:
         self._step(char)
@@ -95,17 +102,36 @@ class Hermes:
         self.out.content(self._begin.add(char))
         if self._begin.found:
             self._begin.clear()
-            self._call = CallInText(self._names, self.out, self.BEGIN)
-            self._step = self._in_call
+            self._found()
 
     def _in_call(self, char: str) -> None:
         assert self._call is not None
         ended = self._call.add(char)
-        if ended is not None:
-            self._call = None
-            self._step = self._to_the_end if ended else self._in_text
-            if not ended:
-                self._in_text(char)
+        if ended is None:
+            return
+        self._call = None
+        if ended:
+            self._called()
+        else:  # it was none
+            self._step = self._in_text
+            self._in_text(char)
+
+
+class Hermes(AfterMarker):
+    """Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number, text around them."""
+
+    BEGIN, END = "<tool_call>", "</tool_call>"
+
+    def __init__(self, names: Collection[str], out: Out) -> None:
+        super().__init__(names, out)
+        self._finish = Marker(self.END)
+
+    def _found(self) -> None:
+        self._call = CallInText(self._names, self.out, self.BEGIN)
+        self._step = self._in_call
+
+    def _called(self) -> None:
+        self._step = self._to_the_end
 
     def _to_the_end(self, char: str) -> None:
         self._finish.add(char)
