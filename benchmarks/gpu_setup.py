@@ -181,7 +181,7 @@ def time_passes(llm: LLM, sizes: list[int], context: int) -> dict[str, dict[str,
         batch = pack(entries, room.block_size)
         cells = {}
         for label, kind in (("tokens", PassKind(False, ())), ("tokens and logits", PassKind(True, ()))):
-            chosen = decoder._pass(size, kind)
+            chosen = decoder.static_pass(size, kind)
             decoder._inputs.write(batch, size)
             cells[label] = _replay_ms(chosen.launch, decoder.device)
         found[str(size)] = cells

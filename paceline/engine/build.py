@@ -80,6 +80,7 @@ def build_engine(
     speculator = make_speculator(speculative, services, may_fall_back=speculative_config is None)
     if captured is not None:
         prepare(captured, speculator.needs.hidden_layers)
+        speculator.prepare()
     grammars = Grammars(loaded.tokenizer, decoder.config.vocab_size)
     core = EngineCore(
         model=decoder,

@@ -27,7 +27,8 @@ from paceline.engine.detokenizer import Detokenizer
 from paceline.engine.flight import Flight, as_if_done
 from paceline.engine.metrics import RequestTracker, StepClock
 from paceline.engine.request_state import RequestState
-from paceline.engine.runner import ModelRunner, PassOutput
+from paceline.engine.rounds import RoundMembers, RoundRows, Rounds
+from paceline.engine.runner import LaunchedRows, ModelRunner, PassOutput
 from paceline.engine.scheduler import ScheduledRequest, Scheduler, SchedulerConfig, SchedulerOutput
 from paceline.engine.verify_apart import record_prompt_logprobs, verify_apart
 from paceline.errors import InvalidRequestError
@@ -70,6 +71,9 @@ class EngineCore:
         self._states: dict[str, RequestState] = {}
         self._gone: list[Request] = []  # finished, aborted or preempted since the proposers were last told
         self._can_launch_ahead = isinstance(model, PaddedDecoder) and model.sizes[-1] >= self._max_rows
+        self._rounds: Rounds | None = None
+        if self._can_launch_ahead and isinstance(model, PaddedDecoder):
+            self._rounds = Rounds(self.scheduler, speculator, model.room.max_blocks)
         self._flight: Flight | None = None  # launched in the last step, before its own pass was collected
         self._collected_s = 0.0  # when the last pass was
 
@@ -117,7 +121,7 @@ class EngineCore:
         self._flight = self._launch_ahead(flight)
         return self._collect(flight)
 
-    def _launch(self, before: Flight | None = None) -> Flight | None:
+    def _launch(self, before: LaunchedRows | None = None) -> Flight | None:
         with self.clock.phase("schedule"):
             needs = self.speculator.needs
             plan = self.scheduler.schedule(needs.lookahead_slots)
@@ -125,6 +129,7 @@ class EngineCore:
         if not plan.scheduled:
             return None
         begin_s = self.clock.now()
+        members = None if self._rounds is None else self._rounds.members(plan.scheduled)
         masked = [entry for entry in plan.scheduled if entry.request.constraint is not None and entry.reaches_end]
         self.masks.begin([(entry.request, entry.draft) for entry in masked])
         with self.clock.phase("execute"):
@@ -133,24 +138,42 @@ class EngineCore:
                 needs.hidden_layers,
                 draws_tokens=self.verifier.takes_tokens,
                 wants_logits=needs.logits or not self.verifier.takes_tokens,
-                before=None if before is None else before.rows,
+                before=before,
+                least_size=1 if members is None else members.size,
             )
-        return Flight(plan.scheduled, rows, needs, begin_s)
+        return Flight(plan.scheduled, rows, needs, begin_s, members)
 
     def _launch_ahead(self, flight: Flight) -> Flight | None:
         """Launch the pass after this one, which is on its way; None where it must be collected first."""
-        if not (self._can_launch_ahead and flight.outcome_is_known and self.speculator.drafts_nothing_next):
+        if not self._can_launch_ahead:
+            return None
+        if flight.members is not None:
+            return self._launch_round(flight, flight.members)
+        rows = flight.rows
+        if isinstance(rows, RoundRows) or not (flight.outcome_is_known and self.speculator.drafts_nothing_next):
             return None
         if self.kv.pool.num_free < len(self.scheduler.running) + self._max_rows // self.kv.block_size + 1:
             return None  # a request may have to give its blocks back: not while a pass writes to them
-        ahead = self._launch_next(flight)
+        ahead = self._launch_next(flight, rows)
         if ahead is None:
             with as_if_done(flight):
-                ahead = self._launch(before=flight)
+                ahead = self._launch(before=rows)
         self.clock.num_ahead += ahead is not None
         return ahead
 
-    def _launch_next(self, flight: Flight) -> Flight | None:
+    def _launch_round(self, flight: Flight, members: RoundMembers) -> Flight | None:
+        """As `_launch_ahead`, where the device drafts and the pass is over these drafts."""
+        if self._rounds is None or self.speculator.needs != flight.needs:
+            return None
+        begin_s = self.clock.now()
+        with self.clock.phase("execute"):
+            rows = self._rounds.launch_after(flight.rows, members, flight.needs.hidden_layers)
+        if rows is None:
+            return None
+        self.clock.num_ahead += 1
+        return Flight(rows.scheduled, rows, flight.needs, begin_s, members)
+
+    def _launch_next(self, flight: Flight, before: LaunchedRows) -> Flight | None:
         """As `_launch`, for the most frequent plan: the same requests, one token further."""
         needs = self.speculator.needs
         if needs != flight.needs:
@@ -162,12 +185,14 @@ class EngineCore:
         scheduled, grown = planned
         begin_s = self.clock.now()
         with self.clock.phase("execute"):
-            rows = self.runner.launch_next(flight.rows, scheduled, grown)
+            rows = self.runner.launch_next(before, scheduled, grown)
         return None if rows is None else Flight(scheduled, rows, needs, begin_s)
 
     def _collect(self, flight: Flight) -> list[RequestState]:
         with self.clock.phase("execute"):
             output = flight.rows.collect()
+            if isinstance(flight.rows, RoundRows) and self._drafted_ahead is None:
+                output.keep_hidden()  # a proposer may want them after the next launch
         with self.clock.phase("verify"):
             self.masks.collect()
             results = self._verify(flight.scheduled, output)
@@ -180,6 +205,11 @@ class EngineCore:
             self._propose(passes, output, flight.needs)
         self.clock.num_steps += 1
         return updated
+
+    @property
+    def _drafted_ahead(self) -> set[str] | None:
+        """Whom the device drafts for in the pass that is on its way; None: for nobody."""
+        return None if self._flight is None else self._flight.drafted
 
     def check_integrity(self) -> None:
         self.scheduler.check_integrity()
@@ -231,6 +261,7 @@ class EngineCore:
         passes: list[RequestPass] = []
         updated: list[RequestState] = []
         moves: list[tuple[int, int]] = []
+        walked = self._drafted_ahead or ()  # the device has moved their rows
         for i, (entry, result) in enumerate(zip(scheduled, results, strict=True)):
             request = entry.request
             if request.finished:
@@ -249,7 +280,7 @@ class EngineCore:
                 state.take_in(result, entry.draft)
                 if request.error is None:
                     num_accepted = len(result.accepted)
-                    if num_accepted:
+                    if num_accepted and request.request_id not in walked:
                         moves += self.kv.moves(request, num_tokens, result.accepted)
                     rows.accepted, rows.new_token_ids = result.accepted, request.token_ids[num_tokens:]
                 if is_verified:
@@ -268,12 +299,15 @@ class EngineCore:
     def _propose(self, passes: Sequence[RequestPass], output: PassOutput, needs: Needs) -> None:
         ready = [p.request for p in passes if p.logits_row >= 0 and p.request.status is RequestStatus.RUNNING]
         logits = output.logits if needs.logits else None
-        uses = self.kv.pool.num_uses
-        step = StepContext(ready, passes, self._gone, logits, output.hidden, output.hidden_layers, uses)
+        uses, drafted = self.kv.pool.num_uses, self._drafted_ahead
+        step = StepContext(ready, passes, self._gone, logits, output.hidden, output.hidden_layers, uses, drafted)
         self._gone = []
         self.speculator.observe(step)
         for observer in list(self.observers):
             self._tell(observer, step)
+        if drafted is not None:
+            self.speculator.note_round(len(drafted))  # the next pass is on its way, with drafts of the device
+            return
         if self._flight is not None:
             self.speculator.skip()  # the next pass is on its way, without drafts
             return

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from paceline.engine.rounds import RoundMembers, RoundRows
 from paceline.engine.runner import LaunchedRows
 from paceline.engine.scheduler import ScheduledRequest
 from paceline.spec.proposer import Needs
@@ -20,9 +21,17 @@ NOT_KNOWN_YET = 0  # stands for a token that the device has: any id of the vocab
 @dataclass(slots=True)
 class Flight:
     scheduled: Sequence[ScheduledRequest]
-    rows: LaunchedRows
+    rows: LaunchedRows | RoundRows
     needs: Needs  # of the proposers, when it was launched
     begin_s: float
+    members: RoundMembers | None = None  # those who may go on in a round after it
+
+    @property
+    def drafted(self) -> set[str] | None:
+        """Ids of the requests that the device drafts for in this very pass; None where it is not a round."""
+        if isinstance(self.rows, LaunchedRows):
+            return None
+        return {entry.request.request_id for entry in self.scheduled}
 
     @property
     def is_awaited(self) -> bool:
@@ -31,7 +40,11 @@ class Flight:
     @property
     def outcome_is_known(self) -> bool:
         """But for the tokens themselves."""
-        return self.rows.tokens_only and not any(entry.draft for entry in self.scheduled)
+        return (
+            isinstance(self.rows, LaunchedRows)
+            and self.rows.tokens_only
+            and not any(entry.draft for entry in self.scheduled)
+        )
 
 
 @contextmanager

@@ -36,6 +36,10 @@ class PassOutput:
     """Of each scheduled request: the tokens that the model drew at its root and its nodes (None where that row cannot
     be sampled); None where they are to be chosen from the logits."""
 
+    def keep_hidden(self) -> None:
+        """Past the next launch, where they lie in a buffer of the pass."""
+        self.hidden = None if self.hidden is None else self.hidden.clone()
+
 
 @dataclass(slots=True)
 class LaunchedRows:
@@ -89,6 +93,7 @@ class ModelRunner:
         draws_tokens: bool = False,  # take the tokens that the model draws, where it does
         wants_logits: bool = True,  # by another reader than the one that chooses tokens
         before: LaunchedRows | None = None,  # a pass that was not collected yet: last tokens come from it
+        least_size: int = 1,  # rows that a padded pass has at least
     ) -> LaunchedRows:
         """Start a pass; `collect` waits for it. Only a padded decoder comes back before the pass is done."""
         drawn_at = {} if before is None else before.drawn_at()
@@ -104,7 +109,9 @@ class ModelRunner:
             )
             batch = replace(batch, draws=token_draws(scheduled, entries, is_drawn), wants_logits=wants_logits)
         num_wanted = [entry.num_wanted for entry in entries]
-        return self._launch(batch, scheduled, num_wanted, is_drawn, tuple(hidden_layers))
+        pending = self._start(batch, tuple(hidden_layers), least_size)
+        tokens_only = not batch.wants_logits
+        return LaunchedRows(scheduled, batch, num_wanted, is_drawn, tuple(hidden_layers), pending, tokens_only)
 
     def launch_next(
         self, before: LaunchedRows, scheduled: Sequence[ScheduledRequest], grown: Sequence[int]
@@ -125,21 +132,11 @@ class ModelRunner:
         pending = model.launch_next(tables if grown else None)
         return None if pending is None else replace(before, scheduled=scheduled, pending=pending, tables=tables)
 
-    def _launch(
-        self,
-        batch: ForwardBatch,
-        scheduled: Sequence[ScheduledRequest],
-        num_wanted: list[int],
-        is_drawn: list[bool],
-        hidden_layers: tuple[int, ...],
-    ) -> LaunchedRows:
+    def _start(self, batch: ForwardBatch, hidden_layers: tuple[int, ...], least_size: int) -> PendingPass:
         model = self.model
-        pending: PendingPass
         if isinstance(model, PaddedDecoder):
-            pending = model.launch(batch, self.kv_cache, hidden_layers=hidden_layers)
-        else:
-            pending = DonePass(model.forward(batch, self.kv_cache, hidden_layers=hidden_layers))
-        return LaunchedRows(scheduled, batch, num_wanted, is_drawn, hidden_layers, pending, not batch.wants_logits)
+            return model.launch(batch, self.kv_cache, hidden_layers=hidden_layers, least_size=least_size)
+        return DonePass(model.forward(batch, self.kv_cache, hidden_layers=hidden_layers))
 
 
 def token_draws(

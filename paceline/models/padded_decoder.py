@@ -62,6 +62,8 @@ class StaticPass(Protocol):
 
     def launch(self) -> None: ...
 
+    def launch_kernels(self) -> None: ...  # the same one by one, for a larger graph that holds them
+
 
 class PassMaker(Protocol):
     def make(self, inputs: InputViews, room: PassRoom, kind: PassKind) -> StaticPass: ...
@@ -139,9 +141,9 @@ class PaddedDecoder:
     def prepare(self, hidden_layers: Sequence[int] = ()) -> None:
         """Make the passes of every size that only draw tokens, the largest first: the others fit into its memory."""
         for size in reversed(self.sizes):
-            self._pass(size, PassKind(False, tuple(hidden_layers)))
+            self.static_pass(size, PassKind(False, tuple(hidden_layers)))
             if size < 2 * self.room.max_num_seqs:
-                self._pass(size, PassKind(False, tuple(hidden_layers), goes_on=True))
+                self.static_pass(size, PassKind(False, tuple(hidden_layers), goes_on=True))
 
     def forward(
         self,
@@ -160,18 +162,19 @@ class PaddedDecoder:
         *,
         hidden_layers: Sequence[int] = (),
         layers: Sequence[int] | None = None,
+        least_size: int = 1,  # of the pass, in rows
     ) -> PendingPass:
         """As `forward`, without waiting where that is possible. Logits are good until the next launch."""
-        size, self._last = self._size(batch), None
+        size, self._last = self._size(batch, least_size), None
         if size is None or layers is not None or kv_cache is not self.room.kv_cache:
             return DonePass(self._run_eagerly(batch, kv_cache, hidden_layers, layers))
         num_logits = batch.logits_rows.shape[0]
         kind = PassKind(batch.wants_logits and num_logits > 0, tuple(hidden_layers))
-        found = self._pass(size, kind)
+        found = self.static_pass(size, kind)
         is_plain = batch.num_rows == batch.block_tables.shape[0] == num_logits
         if is_plain and batch.draws is not None and not kind.logits:
             self._last = PlainRows(size, num_logits, kind)
-            self._pass(size, kind._replace(goes_on=True))  # now: capturing it overwrites the inputs
+            self.static_pass(size, kind._replace(goes_on=True))  # now: capturing it overwrites the inputs
         begin_s = time.perf_counter()
         self._inputs.write(batch, size)
         self.clock.write_s += time.perf_counter() - begin_s
@@ -188,16 +191,33 @@ class PaddedDecoder:
         if tables is not None:
             self._inputs.write_tables(tables, last.size)
         self.clock.write_s += time.perf_counter() - begin_s
-        found = self._pass(last.size, last.kind._replace(goes_on=True))
+        found = self.static_pass(last.size, last.kind._replace(goes_on=True))
         return self._start(found, last.size, last.num_rows, last.num_rows, draws=True)
 
-    def _start(self, found: StaticPass, size: int, num_rows: int, num_logits: int, *, draws: bool) -> LaunchedPass:
+    def inputs(self, size: int) -> InputViews:
+        """Of passes of this size, on the device."""
+        return self._views[size]
+
+    def launch_over(
+        self, found: StaticPass, size: int, num_rows: int, tables: NDArray[np.int32] | None = None
+    ) -> LaunchedPass:
+        """A pass that makes its inputs on the device and draws a token at every row. Its hidden states are good until
+        the next launch. `tables`: the blocks of its requests, where they have changed."""
+        self._last = None
+        if tables is not None:
+            self._inputs.write_tables(tables, size)
+        return self._start(found, size, num_rows, num_rows, draws=True, keeps_hidden=False)
+
+    def _start(
+        self, found: StaticPass, size: int, num_rows: int, num_logits: int, *, draws: bool, keeps_hidden: bool = True
+    ) -> LaunchedPass:
         begin_s = time.perf_counter()
         read_back = self._read_backs.take(self.clock.times_device)
         read_back.begin()
         found.launch()
-        # Drafters keep hidden states for a step or more, so they get their own.
-        hidden = None if found.hidden is None else found.hidden[:num_rows].clone()
+        hidden = None if found.hidden is None else found.hidden[:num_rows]
+        if hidden is not None and keeps_hidden:
+            hidden = hidden.clone()  # drafters keep hidden states for a step or more
         read_back.read(self._views[size].picked, num_logits)
         logits = self._no_logits if found.logits is None else found.logits[:num_logits]
         clock = self.clock
@@ -222,19 +242,19 @@ class PaddedDecoder:
         tokens = tokens_of_rows(batch.token_ids, follows.to(self.device), drawn, self.config.vocab_size)
         return replace(batch, token_ids=tokens, follows=None)
 
-    def _size(self, batch: ForwardBatch) -> int | None:
+    def _size(self, batch: ForwardBatch, least: int) -> int | None:
         num_requests, num_blocks = batch.block_tables.shape
         if num_requests > self.room.max_num_seqs or num_blocks > self.room.max_blocks:
             return None
         if batch.token_ids.device.type != "cpu":
             return None  # a batch that is on the device already: only decoders beneath are handed one
-        at = bisect.bisect_left(self.sizes, batch.num_rows)
+        at = bisect.bisect_left(self.sizes, max(batch.num_rows, least))
         if at == len(self.sizes):
             return None
         wants_logits = batch.wants_logits and batch.logits_rows.shape[0] > 0
         return None if wants_logits and self.sizes[at] > MAX_LOGITS_SIZE else self.sizes[at]
 
-    def _pass(self, size: int, kind: PassKind) -> StaticPass:
+    def static_pass(self, size: int, kind: PassKind) -> StaticPass:
         found = self._passes.get((size, kind))
         if found is None:
             views = self._views[size]

@@ -58,35 +58,43 @@ class PlainPass:
     hidden: Tensor | None = None
 
     def launch(self) -> None:
+        self.launch_kernels()
+
+    def launch_kernels(self) -> None:
         inputs, kind = self.inputs, self.kind
         num_rows, num_requests, num_logits = inputs.counts.tolist()
         if kind.goes_on:
             advance_views(inputs, num_rows, self.room.block_size)
-        req_ids, own = inputs.req_ids[:num_rows], inputs.token_ids[:num_rows]
-        vocab_size = self.base.config.vocab_size
+        slots = inputs.slots[:num_rows]
+        live = torch.nonzero(slots >= 0).flatten()  # rows that are not padding, which may stand between them
+        at = torch.cumsum(slots >= 0, 0) - 1  # row -> its place among those
+        parents, wanted = inputs.parents[live], inputs.logits_rows[:num_logits]
+        is_drawn = slots[wanted.long()] >= 0
+        req_ids, own = inputs.req_ids[live], inputs.token_ids[live]
         batch = ForwardBatch(
-            token_ids=tokens_of_rows(own, inputs.follows[:num_rows], inputs.drawn_before, vocab_size),
-            positions=inputs.positions[:num_rows],
-            slot_mapping=inputs.slots[:num_rows],
-            context_lens=inputs.context_lens[:num_rows],
-            parents=inputs.parents[:num_rows],
-            is_node=inputs.is_node[:num_rows].bool(),
+            token_ids=tokens_of_rows(own, inputs.follows[live], inputs.drawn_before, self.base.config.vocab_size),
+            positions=inputs.positions[live],
+            slot_mapping=slots[live],
+            context_lens=inputs.context_lens[live],
+            parents=torch.where(parents >= 0, at[parents.clamp(min=0).long()], -1).int(),
+            is_node=inputs.is_node[live].bool(),
             req_ids=req_ids,
             block_tables=inputs.block_tables[:num_requests],
             cu_query=torch.searchsorted(req_ids, torch.arange(num_requests + 1, dtype=torch.int32)).int(),
-            logits_rows=inputs.logits_rows[:num_logits],
+            logits_rows=at[wanted[is_drawn].long()].int(),
             block_size=self.room.block_size,
         )
         output = self.base.base.forward(batch, self.room.kv_cache, hidden_layers=kind.hidden_layers)
+        drawn = torch.nonzero(is_drawn).flatten()  # logits rows
         if self.logits is not None:
-            self.logits[:num_logits] = output.logits
+            self.logits[drawn] = output.logits
         if output.hidden is not None:
             if self.hidden is None:
                 self.hidden = output.hidden.new_zeros(inputs.size, *output.hidden.shape[1:])
-            self.hidden[:num_rows] = output.hidden
-        if num_logits:
-            drawn = (inputs.temperatures, inputs.seeds, inputs.draw_positions)
-            inputs.picked[:, :num_logits] = _pick(output.logits, TokenDraws(*(x[:num_logits].numpy() for x in drawn)))
+            self.hidden[live] = output.hidden
+        if len(drawn):
+            asked = (inputs.temperatures, inputs.seeds, inputs.draw_positions)
+            inputs.picked[:, drawn] = _pick(output.logits, TokenDraws(*(x[drawn].numpy() for x in asked)))
 
 
 def advance_views(inputs: InputViews, num_rows: int, block_size: int) -> None:

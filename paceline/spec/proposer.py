@@ -12,9 +12,9 @@ asked or told of the pass, unless a request is gone, and the step is one of plai
 
 # ruff: noqa: B027  (a default that does nothing is what most proposers want)
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,9 @@ from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.spec.engine_parts import EngineParts
+
+if TYPE_CHECKING:
+    from paceline.spec.rounds import DeviceRounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +92,9 @@ class StepContext:
     hidden: Tensor | None = None  # [rows, len(hidden_layers), hidden_size], where Needs.hidden_layers
     hidden_layers: tuple[int, ...] = ()  # which layers `hidden` holds: what all proposers need together
     block_uses: NDArray[np.int32] | None = None  # [blocks]: times that each KV block was handed out
+    drafted: Collection[str] | None = None
+    """Ids of the requests that the device has drafted for already, in a round (spec/rounds.py); None: of none, and
+    `hidden` may be read."""
 
 
 class Proposer(ABC):
@@ -119,6 +125,13 @@ class Proposer(ABC):
 
     def skip_step(self) -> None:
         """Told that it is skipped: the step goes on without it."""
+
+    def rounds(self) -> "DeviceRounds | None":
+        """Where it can draft on the device without the host seeing the tokens first."""
+        return None
+
+    def prepare(self) -> None:
+        """Told once, when the target's passes are ready and before the first request."""
 
     def report(self) -> dict[str, Any]:
         """What it decided, for `LLM.stats()`; empty where it decides nothing."""

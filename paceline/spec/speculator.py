@@ -28,6 +28,7 @@ from paceline.spec.drafter_faults import DrafterFaults
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.methods import build_proposer
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext, union
+from paceline.spec.rounds import RoundChoice
 from paceline.spec.statistics import MethodStats
 
 logger = logging.getLogger("paceline")
@@ -137,6 +138,30 @@ class Speculator:
                     trees[i] = tree if tree.members is not None else tree.by(method)
         self._faults.end_step()
         return trees
+
+    def prepare(self) -> None:
+        """Once, when the target's passes are ready."""
+        for proposer in self._proposers.values():
+            proposer.prepare()
+
+    def rounds_for(self, requests: Sequence[Request]) -> RoundChoice | None:
+        """How the device drafts for all of these without a turn of the host, where it can."""
+        if len(self._proposers) != 1:
+            return None
+        ((method, proposer),) = self._proposers.items()
+        rounds = None if method in self._faults.off else proposer.rounds()
+        if rounds is None:
+            return None
+        chosen = self._choice(requests[0])
+        if chosen.method != method or any(self._choice(request) != chosen for request in requests):
+            return None
+        return RoundChoice(method, rounds, Budget(chosen.node_budget, chosen.num_speculative_tokens))
+
+    def note_round(self, num_requests: int) -> None:
+        """Instead of `propose`: the device has drafted for so many."""
+        self._is_skipped = False
+        (method,) = self._proposers
+        self._stats[method].num_proposals += num_requests
 
     @property
     def drafts_nothing_next(self) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.spec.feature.draft_inputs import DraftInputs
+from paceline.spec.feature.draft_inputs import DraftInputs, DraftViews
 from paceline.spec.feature.draft_levels import DraftKernels, DraftRoom, DraftShape
 from paceline.spec.feature.draft_lines import DraftLines
 from paceline.spec.feature.draft_scores import DraftScores
@@ -62,7 +62,7 @@ DRAFT_CLOCK = DraftClock()  # of all drafters of the process, for measurements
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class Answer:
     """Where trees arrive on the host."""
 
     ints: Tensor  # [max_requests, 1 + 3 * K] int32, pinned
@@ -72,7 +72,7 @@ class _Answer:
 class PendingDrafts:
     """Drafts that were launched. `collect` waits for them, once."""
 
-    def __init__(self, drafts: "CapturedDrafts", parts: list[tuple[_Answer, int]]) -> None:
+    def __init__(self, drafts: "CapturedDrafts", parts: list[tuple[Answer, int]]) -> None:
         self._drafts, self._parts = drafts, parts
 
     def collect(self) -> list[DraftTree]:
@@ -91,7 +91,7 @@ class CapturedDrafts:
         feature_size: int,
         feature_dtype: torch.dtype,
     ) -> None:
-        self._kernels, self._room = kernels, room
+        self._kernels, self.room = kernels, room
         self._device = room.kv.device
         self.num_pairs = room.num_pairs
         self._lines = DraftLines(
@@ -106,7 +106,7 @@ class CapturedDrafts:
         self._outputs: dict[DraftShape, Tensor] = {}
         self._shapes = draft_shapes(room)
         self._fitting: dict[tuple[int, int, int], DraftShape] = {}
-        self._answers: list[_Answer] = []  # free ones
+        self._answers: list[Answer] = []  # free ones
         if self._device.type == "cuda":
             self._capture_all()
 
@@ -119,31 +119,62 @@ class CapturedDrafts:
 
     def launch(self, wanted: Sequence[Wanted], newest: StepRows, queue: FeatureQueue) -> PendingDrafts:
         """The newest rows of all these requests were left out of the queue and marked."""
-        most = self._room.max_requests
+        most = self.room.max_requests
         groups = [wanted[begin : begin + most] for begin in range(0, len(wanted), most)]
         return PendingDrafts(self, [(self._launch(group, newest, queue), len(group)) for group in groups])
 
-    def _launch(self, wanted: Sequence[Wanted], newest: StepRows, queue: FeatureQueue) -> _Answer:
+    def _launch(self, wanted: Sequence[Wanted], newest: StepRows, queue: FeatureQueue) -> Answer:
         begin_s = time.perf_counter()
         deepest = max(one.budget.max_depth for one in wanted)
-        shape = self._fit(len(wanted), max(one.width for one in wanted), deepest)
+        shape = self.fit(len(wanted), max(one.width for one in wanted), deepest)
         count, inputs = shape.num_requests, self._inputs
         self._writer.write(inputs.host(count), wanted, newest, queue)
         inputs.send(count)
         rows = inputs.hidden_rows(count)
         torch.index_select(newest.hidden.flatten(1), 0, rows, out=self._hidden[: len(rows)])
         sent_s = time.perf_counter()
-        output = self._run(shape)
-        answer = self._answers.pop() if self._answers else self._new_answer()
-        answer.ints[: len(wanted)].copy_(output[: len(wanted)], non_blocking=True)
-        if answer.arrived is not None:
-            answer.arrived.record()
+        answer = self.send_back(self._run(shape)[: len(wanted)])
         DRAFT_CLOCK.num_drafts += 1
         DRAFT_CLOCK.prepare_s += sent_s - begin_s
         DRAFT_CLOCK.launch_s += time.perf_counter() - sent_s
         return answer
 
-    def read(self, answer: _Answer, count: int) -> list[DraftTree]:
+    def send_back(self, output: Tensor) -> Answer:
+        """Trees on their way to the host: `read` waits for them."""
+        answer = self._answers.pop() if self._answers else self._new_answer()
+        answer.ints[: len(output)].copy_(output, non_blocking=True)
+        if answer.arrived is not None:
+            answer.arrived.record()
+        return answer
+
+    # For drafts whose newest pairs are found on the device (device_rounds.py):
+
+    def write_ahead(self, shape: DraftShape, wanted: Sequence[Wanted]) -> bool:
+        """Send all that such drafts need beside the pairs; False where earlier pairs of a request are missing."""
+        if not self._writer.write_ahead(self._inputs.host(shape.num_requests), wanted):
+            return False
+        self._inputs.send(shape.num_requests)
+        return True
+
+    def follow(self, request: Request, num_pairs: int) -> None:
+        """The device has taken in its newest pairs, so many."""
+        self._writer.follow(request, num_pairs)
+
+    def hidden_rows(self, shape: DraftShape) -> Tensor:
+        """[R * F] int32: which rows of the pass the newest pairs are made of."""
+        return self._inputs.hidden_rows(shape.num_requests)
+
+    def views(self, shape: DraftShape) -> DraftViews:
+        hidden = self._hidden[: shape.num_requests * self.num_pairs]
+        return self._inputs.views(shape.num_requests, hidden, self._lines.table, self._id_constants)
+
+    def run_after(self, hidden: Tensor, shape: DraftShape) -> Tensor:
+        """A draft from the hidden states of a pass, [rows, layers, hidden], kernel by kernel: [R, 1 + 3 * K] int32"""
+        rows = self.hidden_rows(shape)
+        torch.index_select(hidden.flatten(1), 0, rows, out=self._hidden[: len(rows)])
+        return self._run_kernels(shape)
+
+    def read(self, answer: Answer, count: int) -> list[DraftTree]:
         """The one place where the host waits for the device."""
         begin_s = time.perf_counter()
         if answer.arrived is not None:
@@ -163,27 +194,26 @@ class CapturedDrafts:
         return self._outputs[shape]
 
     def _run_kernels(self, shape: DraftShape) -> Tensor:
-        hidden = self._hidden[: shape.num_requests * self.num_pairs]
-        views = self._inputs.views(shape.num_requests, hidden, self._lines.table, self._id_constants)
-        return self._kernels.run(views, shape)
+        return self._kernels.run(self.views(shape), shape)
 
-    def _fit(self, num_requests: int, width: int, num_levels: int) -> DraftShape:
+    def fit(self, num_requests: int, width: int, num_levels: int) -> DraftShape:
+        """The size that such a draft is padded to."""
         wanted = (num_requests, width, num_levels)
         found = self._fitting.get(wanted)
         if found is None:
             found = self._fitting[wanted] = next(shape for shape in self._shapes if shape.fits(*wanted))
         return found
 
-    def _new_answer(self) -> _Answer:
+    def _new_answer(self) -> Answer:
         on_cuda = self._device.type == "cuda"
-        shape = (self._room.max_requests, 1 + 3 * self._room.num_nodes)
+        shape = (self.room.max_requests, 1 + 3 * self.room.num_nodes)
         ints = torch.zeros(shape, dtype=torch.int32, pin_memory=on_cuda)
-        return _Answer(ints, torch.cuda.Event() if on_cuda else None)  # type: ignore[no-untyped-call]
+        return Answer(ints, torch.cuda.Event() if on_cuda else None)  # type: ignore[no-untyped-call]
 
     def _capture_all(self) -> None:
         """The deepest and widest first: every other draft can be padded to one of those."""
         begin_s = time.perf_counter()
-        deepest, widest = self._room.num_levels, self._room.width
+        deepest, widest = self.room.num_levels, self.room.width
         order = sorted(self._shapes, key=lambda shape: (shape.num_levels < deepest) + (shape.width < widest))
         for i, shape in enumerate(order):
             is_needed = (shape.num_levels, shape.width) == (deepest, widest)

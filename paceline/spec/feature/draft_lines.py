@@ -57,6 +57,18 @@ class DraftLines:
         self._write(line.row, torch.from_numpy(context))
         return line
 
+    def known(self, request: Request) -> Line | None:
+        """Its line, where that holds all pairs up to its last token."""
+        line = self._lines.get(request.request_id)
+        return line if line is not None and line.length and line.end == len(request.token_ids) - 1 else None
+
+    def follow(self, request: Request, num_pairs: int) -> None:
+        """The device has appended its newest pairs, so many."""
+        line = self._lines.get(request.request_id)
+        if line is not None:
+            self._turn += 1
+            line.turn, line.end, line.length = self._turn, len(request.token_ids) - 1, line.length + num_pairs
+
     def _new_row(self) -> int:
         if not self._free:
             self.forget(min(self._lines, key=lambda name: self._lines[name].turn))

@@ -7,8 +7,8 @@ import numpy as np
 
 from paceline.core.request import Request
 from paceline.ops.random import Purpose, noise_keys
-from paceline.spec.feature.draft_inputs import HostFields
-from paceline.spec.feature.draft_lines import DraftLines
+from paceline.spec.feature.draft_inputs import HostFields, RequestInts
+from paceline.spec.feature.draft_lines import DraftLines, Line
 from paceline.spec.feature.draft_scores import LOWEST, DraftScores
 from paceline.spec.feature.feature_queue import FeatureQueue, StepRows
 from paceline.spec.proposer import Budget
@@ -63,16 +63,31 @@ class DraftWriter:
         most, firsts = len(self._offsets), newest.positions[ints[:, 0]].tolist()
         records = []
         for one, (begin, end), first in zip(wanted, spans, firsts, strict=True):
-            line, budget = self._lines.line(one.request, first, end - begin, queue), one.budget
-            num_pairs = min(end - begin, most)
-            records.append((num_pairs, line.row, line.length, one.width, budget.max_depth, budget.num_nodes))
+            line = self._lines.line(one.request, first, end - begin, queue)
+            records.append(_record(min(end - begin, most), line, one))
+        self._write_limits(host, wanted, records)
+        if any(self._scales[one.request.request_id] for one in wanted):
+            self._write_noise_keys(host, [one.request for one in wanted])
+
+    def write_ahead(self, host: HostFields, wanted: Sequence[Wanted]) -> bool:
+        """For drafts whose newest pairs are found on the device (device_rounds.py): all but those. False where the
+        pairs before them are not all there."""
+        lines = [self._lines.known(one.request) for one in wanted]
+        if not all(lines):
+            return False
+        records = [_record(0, line, one) for line, one in zip(lines, wanted, strict=True) if line is not None]
+        self._write_limits(host, wanted, records)
+        return True
+
+    def follow(self, request: Request, num_pairs: int) -> None:
+        self._lines.follow(request, num_pairs)
+
+    def _write_limits(self, host: HostFields, wanted: Sequence[Wanted], records: Sequence[RequestInts]) -> None:
+        count = len(wanted)
         host.requests()[:count] = records
         host.floats("lowest")[:count] = np.maximum(LOWEST / 2, [one.lowest for one in wanted])
         host.floats("followed")[:count] = [one.followed for one in wanted]
-        scales = [self._scales[one.request.request_id] for one in wanted]
-        if any(scales):
-            host.floats("scales")[:count] = scales
-            self._write_noise_keys(host, [one.request for one in wanted])
+        host.floats("scales")[:count] = [self._scales[one.request.request_id] for one in wanted]
 
     def _write_noise_keys(self, host: HostFields, requests: Sequence[Request]) -> None:
         seeds = np.array([request.seed & ((1 << 64) - 1) for request in requests], dtype=np.uint64)
@@ -80,3 +95,7 @@ class DraftWriter:
         at = np.add.outer(ends, np.arange(self._num_levels, dtype=np.uint64), dtype=np.uint64)
         keys = noise_keys(seeds[:, None], at, Purpose.SAMPLE)
         host.noise_keys()[: len(requests), : 2 * self._num_levels] = keys.astype("<u8").view("<i4")
+
+
+def _record(num_pairs: int, line: Line, one: Wanted) -> RequestInts:
+    return RequestInts(num_pairs, line.row, line.length, one.width, one.budget.max_depth, one.budget.num_nodes)

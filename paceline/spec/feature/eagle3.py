@@ -9,8 +9,9 @@ Where a prefix comes from the cache, so do the drafter's keys. The last pair of 
 that came next in the request that computed it: for another request this one key belongs to another continuation.
 """
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,9 +22,11 @@ from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.models.drafters.load import load_network
 from paceline.models.drafters.paged import KeyRows, make_layers, make_linear
+from paceline.models.padded_decoder import PaddedDecoder
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.feature.captured_drafts import PendingDrafts, largest_bucket, scratch_slots
 from paceline.spec.feature.device_drafts import device_drafts
+from paceline.spec.feature.device_rounds import EagleRounds
 from paceline.spec.feature.draft_growth import Growth, least_log_prob
 from paceline.spec.feature.draft_scores import LOWEST, Scored
 from paceline.spec.feature.draft_writer import Wanted
@@ -42,6 +45,8 @@ from paceline.spec.feature.feature_queue import FeatureQueue, FeatureRows, StepR
 from paceline.spec.feature.level_rows import Levels
 from paceline.spec.feature.native_drafts import NativeDrafts
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
+
+logger = logging.getLogger("paceline")
 
 
 class Eagle3Proposer(Proposer):
@@ -84,23 +89,46 @@ class Eagle3Proposer(Proposer):
         self._captured = device_drafts(
             network, self._target, self._layers, self._scores, services, largest, draft_width
         )
+        self._rounds: EagleRounds | None = None
+        if self._captured is not None and isinstance(self._target, PaddedDecoder):
+            layers = network.config.hidden_layers
+            self._rounds = EagleRounds(self._captured, self._target, layers, self._wanted)
+        self._largest = largest
         self._latest: StepRows | None = None  # of the newest pass, where drafts are captured
         self._queue = FeatureQueue(network.config.hidden_layers, services)
         self._newest: dict[str, tuple[int, Tensor]] = {}  # request id -> position and fused feature of its newest pair
         self.needs = Needs(hidden_layers=network.config.hidden_layers, draft_probs=draft_sampling == "sampled")
 
+    def rounds(self) -> EagleRounds | None:
+        return self._rounds
+
+    def prepare(self) -> None:
+        if self._rounds is not None:
+            seconds = self._rounds.prepare(_width(self._largest, self._width))
+            logger.info("rounds of drafts and passes are ready, after %.1f s", seconds)
+
     def observe(self, step: StepContext) -> None:
-        if self._captured is not None:
+        if step.drafted is not None:
+            self._follow_round(step, step.drafted)
+        elif self._captured is not None:
             self._latest = self._queue.follow_lazily(step, self._flush)
-            is_followed = self._latest is not None
-        else:
-            is_followed = self._queue.follow(step, self._flush)
-        if not is_followed:
+            if self._latest is None:
+                self._newest.clear()
+        elif not self._queue.follow(step, self._flush):
             self._newest.clear()
         for request in step.gone:
             self._newest.pop(request.request_id, None)
             if self._captured is not None:
                 self._captured.forget(request.request_id)
+
+    def _follow_round(self, step: StepContext, drafted: Collection[str]) -> None:
+        assert self._captured is not None
+        self._latest = None
+        taken_in = self._queue.follow_round(step, drafted)
+        for seen in step.passes:
+            count = taken_in.get(seen.request.request_id)
+            if count:
+                self._captured.follow(seen.request, count)
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         return self.launch(step, budgets).collect()
@@ -133,6 +161,9 @@ class Eagle3Proposer(Proposer):
                 trees[i] = growth.tree()
         return launched
 
+    def _wanted(self, request: Request, budget: Budget) -> Wanted:
+        return Wanted(request, budget, _width(budget, self._width), *self._floors(budget))
+
     def _floors(self, budget: Budget) -> tuple[float, float]:
         """Log-probabilities from which a path is kept, and from which it is extended."""
         if not self.keeps_min_prob:
@@ -155,10 +186,7 @@ class Eagle3Proposer(Proposer):
 
     def _launch_captured(self, step: StepContext, budgets: Sequence[Budget], indices: Sequence[int]) -> PendingDrafts:
         assert self._captured is not None and self._latest is not None
-        wanted = [
-            Wanted(step.requests[i], budgets[i], _width(budgets[i], self._width), *self._floors(budgets[i]))
-            for i in indices
-        ]
+        wanted = [self._wanted(step.requests[i], budgets[i]) for i in indices]
         names = [one.request.request_id for one in wanted]
         self._queue.leave_out(self._latest, names, self._captured.num_pairs)
         self._flush()  # all other rows, before these requests look at any of them

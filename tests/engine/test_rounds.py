@@ -1,0 +1,154 @@
+"""Rounds: the device walks, drafts and verifies without a turn of the host. Here with the plain twins, on a CPU.
+
+The outputs are those of plain decoding, and what is accepted is what is accepted where every pass is collected before
+the next is planned.
+"""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.engine.core import EngineCore
+from paceline.models.decoder import Decoder
+from paceline.models.drafters.paged import Placement
+from paceline.models.padded_decoder import PaddedDecoder
+from paceline.models.plain_passes import DrawingDecoder
+from paceline.spec.feature import eagle3
+from paceline.spec.feature.device_drafts import plain_drafts
+from paceline.spec.proposer import StepContext
+from tests.engine.test_padded_passes import PLAIN, WARM, asked, small_decoder
+from tests.toy import run_all, toy_core, toy_request
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128)
+CHAIN = {"method": "eagle3", "model": "untrained", "num_speculative_tokens": 3, "node_budget": 3}
+HOT: dict[str, Any] = {"temperature": 2.0}  # noise, which the drafter knows, decides: many drafts are accepted
+TREE = {"method": "eagle3", "model": "untrained", "num_speculative_tokens": 3, "node_budget": 7, "draft_width": 3}
+
+
+@pytest.fixture
+def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are made whole, by the plain twin of the fused kernels."""
+
+    def drafts(network: Any, target: Any, *rest: Any) -> Any:
+        while isinstance(target, PaddedDecoder | DrawingDecoder):
+            target = target.base
+        return plain_drafts(network, target, *rest)
+
+    monkeypatch.setattr(eagle3, "placement", lambda _: Placement(torch.device("cpu"), native=False))
+    monkeypatch.setattr(eagle3, "device_drafts", drafts)
+
+
+def with_rounds(config: dict[str, object], decoder: Decoder, **options: Any) -> EngineCore:
+    room = {"num_blocks": 128, "max_num_batched_tokens": 128} | options
+    return toy_core(config, decoder=decoder, sizes=SIZES, **room)
+
+
+def without_rounds(core: EngineCore) -> EngineCore:
+    core._rounds = None
+    return core
+
+
+Seen = dict[tuple[str, int], tuple[list[int], list[int], list[int]]]
+
+
+def watch(core: EngineCore) -> Seen:
+    """(request id, number of tokens) -> tokens and parents of its tree, and the nodes accepted."""
+    seen: Seen = {}
+
+    def look(step: StepContext) -> None:
+        for one in step.passes:
+            if one.logits_row >= 0:
+                tree = one.draft
+                seen[one.request.request_id, one.start] = (tree.token_ids, tree.parents, list(one.accepted))
+
+    core.observers.append(look)
+    return seen
+
+
+@pytest.mark.parametrize("options", [[PLAIN], [HOT], [HOT, WARM, PLAIN]], ids=["greedy", "hot", "mixed"])
+@pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("count", [1, 5])
+def test_rounds_give_the_output_of_plain_decoding_with_the_trees_that_are_drafted_without_them(
+    on_device: None, config: dict[str, object], options: list[dict[str, Any]], count: int
+) -> None:
+    decoder = small_decoder()
+    plain = run_all(toy_core(None, decoder=decoder), asked(options, count, max_tokens=40))
+    stepwise, core = without_rounds(with_rounds(config, decoder)), with_rounds(config, decoder)
+    expected, seen = watch(stepwise), watch(core)
+    assert run_all(stepwise, asked(options, count, max_tokens=40)) == plain
+    assert run_all(core, asked(options, count, max_tokens=40)) == plain
+    assert core.clock.num_ahead >= core.clock.num_steps // 2, "meant to run in rounds"
+    # Near its end a request's drafts are cut, but not those of a round.
+    ends = {name: max(start for other, start in expected if other == name) for name, _ in expected}
+    for (name, start), found in seen.items():
+        if start < ends[name] - 4:
+            assert found == expected[name, start]
+    if HOT in options:
+        assert sum(len(accepted) for _, _, accepted in seen.values()) > 5 * count, "meant to accept drafts"
+    if HOT in options and config is TREE and count > 1:
+        assert any(accepted != list(range(len(accepted))) for _, _, accepted in seen.values()), "meant to move rows"
+
+
+def test_a_prefix_found_after_rounds_is_the_text_that_was_accepted(on_device: None) -> None:
+    """Accepted nodes stand at their places in the cache when another request finds them there, also those of the
+    request's last pass."""
+    decoder = small_decoder()
+    for num_tokens in range(9, 20):  # the end falls on every place of a path
+        core = with_rounds(TREE, decoder)
+        (first,) = asked([HOT], 1, max_tokens=num_tokens)
+        run_all(core, [first])
+        follower = toy_request("next", first.token_ids, seed=5, **HOT)
+        (found,) = run_all(core, [follower])
+        assert follower.num_cached_tokens > first.num_prompt_tokens
+        assert [found] == run_all(
+            toy_core(None, decoder=decoder), [toy_request("next", first.token_ids, seed=5, **HOT)]
+        )
+
+
+def test_requests_come_end_and_are_aborted_between_rounds(on_device: None) -> None:
+    """Random arrivals, cancellations, stop tokens and a pool that is too small: every answer is the one it gets alone,
+    and no block is lost (`check_integrity` after every step)."""
+    decoder = small_decoder()
+    alone = [run_all(toy_core(None, decoder=decoder), [one])[0] for one in asked([HOT, PLAIN, WARM], 12)]
+    ahead = 0
+    for seed in range(6):
+        rng = random.Random(seed)
+        core = with_rounds(TREE if seed % 2 else CHAIN, decoder, num_blocks=24 if seed > 3 else 96)
+        requests, cut = asked([HOT, PLAIN, WARM], 12), set()
+        waiting = list(requests)
+        while waiting or core.has_requests:
+            while waiting and (not core.has_requests or rng.random() < 0.2):
+                core.add_request(waiting.pop(0))
+            core.step()
+            core.check_integrity()
+            if rng.random() < 0.03 and core.scheduler.running:
+                gone = rng.choice(core.scheduler.running)
+                core.abort(gone.request_id)
+                cut.add(gone.request_id)
+        for request, expected in zip(requests, alone, strict=True):
+            if request.request_id in cut:
+                assert request.output_token_ids == expected[: request.num_output_tokens]
+            else:
+                assert request.output_token_ids == expected
+        assert core.kv.pool.num_free == core.kv.pool.num_blocks
+        ahead += core.clock.num_ahead
+    assert ahead > 60, "meant to run in rounds"
+
+
+def test_a_request_with_options_of_its_own_takes_the_ordinary_way_with_its_company(on_device: None) -> None:
+    decoder = small_decoder()
+    options: list[dict[str, Any]] = [HOT, {"temperature": 0.8, "top_k": 3}]
+    plain = run_all(toy_core(None, decoder=decoder), asked(options, 4))
+    core = with_rounds(TREE, decoder)
+    assert run_all(core, asked(options, 4)) == plain
+    assert core.clock.num_ahead == 0
+
+
+def test_rounds_stop_where_the_context_ends(on_device: None) -> None:
+    decoder = small_decoder()
+    (plain,) = run_all(toy_core(None, decoder=decoder, num_blocks=12), asked([HOT], 1, max_tokens=40))
+    core = with_rounds(TREE, decoder, num_blocks=12)  # 48 tokens, 8 of the prompt
+    assert run_all(core, asked([HOT], 1, max_tokens=40)) == [plain]
+    assert 0 < core.clock.num_ahead < core.clock.num_steps - 2
