@@ -69,7 +69,10 @@ def prompt_ids(model: LoadedModel, path: Path, most_tokens: int) -> list[list[in
 
 
 def make_llm(model: LoadedModel, method: str, args: Any, *, max_num_seqs: int, max_model_len: int) -> LLM:
+    """`method`: a name, or with sizes, as in eagle3/15/6: nodes and depth."""
+    method, *sizes = method.split("/")
     speculative: dict[str, Any] = {"method": method}
+    speculative |= dict(zip(("node_budget", "num_speculative_tokens"), map(int, sizes), strict=False))
     if args.tiny and method == "eagle3":
         speculative["model"] = "untrained"
     return LLM(

@@ -162,8 +162,10 @@ def toy_core(
         decoder=decoder,
         kv_cache=kv_cache,
         tokenizer=ToyTokenizer(),
+        max_num_seqs=max_num_seqs,
     )
     speculator = Speculator(speculative, services)
+    speculator.prepare()
     return EngineCore(
         decoder,
         ToyTokenizer(),

@@ -12,8 +12,9 @@ from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.static_inputs import PassRoom
 from tests.engine.test_flight import again, run_with_random_events, some_request
 from tests.engine.test_padded_passes import METHODS, NEED_LOGITS, PLAIN, WARM, asked, clock_of
+from tests.engine.test_rounds import CHAIN, HOT, TREE
 from tests.models.small_models import hf_config_dict, random_weights
-from tests.toy import EOS, VOCAB, run_all, toy_core
+from tests.toy import EOS, VOCAB, run_all, toy_core, toy_request
 
 pytestmark = [
     pytest.mark.cuda,
@@ -69,3 +70,35 @@ def test_random_arrivals_cancellations_stops_and_small_pools_change_no_output(se
     for request in requests:
         answer, found = expected[request.request_id], request.output_token_ids
         assert found == (answer[: len(found)] if request.request_id in aborted else answer), request
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rounds_change_no_output(seed: int) -> None:
+    """Trees and chains, hot requests whose drafts are accepted among greedy ones, random arrivals and cancellations,
+    pools that are too small."""
+    from paceline.models.captured_passes import CapturedPasses
+    from paceline.models.fused_decoder import FusedDecoder
+
+    config = config_from_dict(hf_config_dict("qwen3", vocab_size=VOCAB, eos_token_id=EOS))
+    fused = FusedDecoder(Decoder(config, random_weights(config), dtype=torch.bfloat16, device="cuda"))
+    rng = random.Random(seed)
+    requests = [some_request(rng, i, chosen_by_host=0.0) for i in range(40)]
+    requests += [toy_request(f"hot {i}", [i, 2, 3], max_tokens=60, seed=i, **HOT) for i in range(20)]
+    alone = toy_core(None, decoder=fused, capture=lambda room: PaddedDecoder(fused, CapturedPasses(fused), room, (0,)))
+    expected = {request.request_id: run_all(alone, [again(request)])[0] for request in requests}
+
+    def capture(room: PassRoom) -> PaddedDecoder:
+        return PaddedDecoder(fused, CapturedPasses(fused), room, sizes=(1, 2, 4, 8, 16, 32, 64))
+
+    for config in (TREE, CHAIN):
+        core = toy_core(
+            config, decoder=fused, capture=capture, num_blocks=rng.choice([60, 120]), max_num_batched_tokens=64
+        )
+        asked_now = [again(request) for request in requests]
+        aborted = run_with_random_events(core, rng, list(asked_now))
+        for request in asked_now:
+            answer, found = expected[request.request_id], request.output_token_ids
+            assert found == (answer[: len(found)] if request.request_id in aborted else answer), request
+        assert core.clock.num_ahead > 30, "meant to run in rounds"
+        accepted = core.speculator.stats()["eagle3"]["num_accepted_tokens"]
+        assert accepted > 40, "meant to accept drafts"

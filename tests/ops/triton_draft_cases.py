@@ -187,7 +187,9 @@ def draft_both(
 def assert_alike(found: list[DraftTree], expected: list[DraftTree]) -> None:
     for tree, other in zip(found, expected, strict=True):
         assert (tree.token_ids, tree.parents) == (other.token_ids, other.parents)
-        assert (tree.confidence or []) == pytest.approx(other.confidence or [], rel=1e-3 if INTERPRETED else 2e-2)
+        # Tensor cores round more coarsely, which shows where a probability is small.
+        limits = {"rel": 1e-3} if INTERPRETED else {"rel": 2e-2, "abs": 1e-3}
+        assert (tree.confidence or []) == pytest.approx(other.confidence or [], **limits)
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -78,6 +78,7 @@ class RoundPass:
         """Run once over padding, so that every kernel is compiled, then record."""
         self.rounds.target.inputs(self.size).fill_with_padding()
         self.rounds.state.flags.zero_()
+        self.rounds.drafts.write_ahead(self.shape, [])
         self.launch_kernels()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()

@@ -76,7 +76,8 @@ class DraftWriter:
         if not all(lines):
             return False
         records = [_record(0, line, one) for line, one in zip(lines, wanted, strict=True) if line is not None]
-        self._write_limits(host, wanted, records)
+        if wanted:
+            self._write_limits(host, wanted, records)
         return True
 
     def follow(self, request: Request, num_pairs: int) -> None:
