@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.kv_tensor import allocate_kv
+from paceline.engine.captured_speculation import where_captured
 from paceline.engine.config import EngineConfig, ResolvedConfig, resolve_config
 from paceline.engine.core import EngineCore
 from paceline.engine.processor import Processor
@@ -30,9 +31,6 @@ logger = logging.getLogger("paceline")
 # Past the context: four times the nodes of the largest draft that any method makes by itself.
 CAPTURED_DRAFT_SLOTS = 256
 DEFAULT_SPECULATION = {"method": "auto"}  # when the user says nothing; {"method": "none"} is plain decoding
-# The same where passes are captured (CUDA): the host runs ahead of plain passes only, and `auto` does not know yet what
-# a draft costs by making it wait (docs/gpu.md).
-DEFAULT_WHERE_CAPTURED = {"method": "none"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +54,10 @@ def build_engine(
     given = DEFAULT_SPECULATION if speculative_config is None else speculative_config
     speculative = SpeculativeConfig.parse(given)  # before the model: a typo should not cost a load
     loaded = load_model(model, **model_options) if isinstance(model, str) else model
-    if speculative_config is None and loaded.capture is not None:
-        speculative = SpeculativeConfig.parse(DEFAULT_WHERE_CAPTURED)
+    may_fall_back = speculative_config is None
+    if loaded.capture is not None:
+        speculative, is_auto = where_captured(speculative)
+        may_fall_back = may_fall_back or is_auto
     decoder = loaded.decoder
     config = resolve_config(
         engine_config, decoder.config, decoder.dtype, decoder.device, available_memory_bytes(decoder.device)
@@ -77,7 +77,7 @@ def build_engine(
         tokenizer=loaded.tokenizer,
         max_num_seqs=config.max_num_seqs,
     )
-    speculator = make_speculator(speculative, services, may_fall_back=speculative_config is None)
+    speculator = make_speculator(speculative, services, may_fall_back=may_fall_back)
     if captured is not None:
         prepare(captured, speculator.needs.hidden_layers)
         speculator.prepare()

@@ -139,7 +139,7 @@ class EngineCore:
                 draws_tokens=self.verifier.takes_tokens,
                 wants_logits=needs.logits or not self.verifier.takes_tokens,
                 before=before,
-                least_size=1 if members is None else members.size,
+                least_size=1 if members is None else members.size.num_rows,
             )
         return Flight(plan.scheduled, rows, needs, begin_s, members)
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from paceline.core.request import Request
 from paceline.engine.runner import LaunchedRows, PassOutput
 from paceline.engine.scheduler import ScheduledRequest, Scheduler
-from paceline.spec.rounds import PendingRound, RoundChoice
+from paceline.spec.rounds import PendingRound, RoundChoice, RoundSize
 from paceline.spec.speculator import Speculator
 
 
@@ -28,7 +28,7 @@ class RoundMembers:
 
     requests: list[Request]
     choice: RoundChoice
-    size: int  # rows of a round's pass
+    size: RoundSize
     tables: NDArray[np.int32]  # [requests, max_blocks]: their blocks, as the device has them
     blocks: list[list[int]]  # the same
     is_begun: bool = False
@@ -47,7 +47,7 @@ class RoundRows:
 
     def collect(self) -> PassOutput:
         result, choice = self.pending.collect(), self.members.choice
-        first_rows = [place * choice.rounds.rows_each for place in self.places]
+        first_rows = [place * self.members.size.rows_each for place in self.places]
         for entry, place in zip(self.scheduled, self.places, strict=True):
             entry.draft = result.trees[place].by(choice.method)
             entry.start = len(entry.request.token_ids) - 1
@@ -74,7 +74,7 @@ class Rounds:
             return None
         requests = [entry.request for entry in scheduled]
         choice = self._speculator.rounds_for(requests)
-        size = None if choice is None else choice.rounds.least_size(len(requests), choice.budget)
+        size = None if choice is None else choice.rounds.plan(len(requests), choice.budget)
         if choice is None or size is None:
             return None
         tables = np.zeros((len(requests), self._max_blocks), dtype=np.int32)
@@ -102,11 +102,11 @@ class Rounds:
 
     def _is_right_size(self, members: RoundMembers, num_alive: int) -> bool:
         choice = members.choice
-        return choice.rounds.least_size(num_alive, choice.budget) == members.size
+        return choice.rounds.plan(num_alive, choice.budget) == members.size
 
     def _reserve(self, members: RoundMembers, places: Sequence[int]) -> bool:
         """Blocks for all that the pass on its way may accept, one token more, and the nodes of the round."""
-        scheduler, budget = self._scheduler, members.choice.budget
+        scheduler, budget = self._scheduler, members.size.budget
         ahead = budget.max_depth + 2 + budget.num_nodes
         for place in places:
             request = members.requests[place]
@@ -120,10 +120,10 @@ class Rounds:
         if members.is_begun:
             return True
         assert isinstance(rows, LaunchedRows)
+        if not all(rows.is_drawn) or rows.batch.num_rows > members.size.num_rows:
+            return False
         roots = rows.batch.cu_query.tolist()[:-1]
-        members.is_begun = all(rows.is_drawn) and members.choice.rounds.begin(
-            members.requests, members.choice.budget, roots
-        )
+        members.is_begun = members.choice.rounds.begin(members.requests, members.size, roots)
         return members.is_begun
 
     def _write_tables(self, members: RoundMembers, places: Sequence[int]) -> bool:

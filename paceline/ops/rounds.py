@@ -3,8 +3,8 @@
 A pass has drawn the token of every row. `walk` follows each request's tree from its root, node by node, while a child
 carries the token drawn: the path and the token after it are the request's new tokens, and become the newest pairs of
 the next draft. `move_accepted` brings the path's keys and values behind those that were there. Once a new tree has been
-drafted, `write_rows` makes the inputs of the next pass: request i has the rows from i * (1 + K) on, its last token
-first and then the nodes of its tree; the rows that its tree does not need are padding.
+drafted, `write_rows` makes the inputs of the next pass: request i has the same number of rows as every other, its
+last token first and then the nodes of its tree; the rows that its tree does not need are padding.
 
 A request whose flag is 0 has ended: it takes part in nothing.
 """
@@ -192,17 +192,19 @@ def move_accepted(inputs: PassInputs, state: RoundState, kv_cache: Tensor, block
             kv_cache[:, :, targets] = kv_cache[:, :, sources]
 
 
-def write_rows(inputs: PassInputs, state: RoundState, trees: Tensor, num_levels: int, block_size: int) -> None:
-    """`trees`: [R, 1 + 3 * K] int32, of each the number of nodes, their tokens and parents (and what is not read here),
-    none deeper than `num_levels`. Of as many requests as `inputs.counts` says."""
+def write_rows(
+    inputs: PassInputs, state: RoundState, trees: Tensor, rows_each: int, num_levels: int, block_size: int
+) -> None:
+    """`trees`: [R, 1 + 3 * K] int32, of each the number of nodes, their tokens and parents (and what is not read here).
+    None has more than `rows_each` - 1 nodes or is deeper than `num_levels`. For `inputs.counts[1]` requests."""
     most, num_requests = (trees.shape[1] - 1) // 3, int(inputs.counts[1])
     for i in range(num_requests):
-        first, is_there = i * (1 + most), bool(state.flags[i])
-        own, num_nodes = slice(first, first + 1 + most), int(trees[i, 0])
+        first, is_there = i * rows_each, bool(state.flags[i])
+        own, num_nodes = slice(first, first + rows_each), int(trees[i, 0])
         inputs.token_ids[own] = inputs.positions[own] = inputs.context_lens[own] = inputs.is_node[own] = 0
         inputs.draw_positions[own] = 0
         inputs.slots[own] = inputs.parents[own] = inputs.follows[own] = -1
-        inputs.req_ids[own], inputs.logits_rows[own] = i, torch.arange(first, first + 1 + most, dtype=torch.int32)
+        inputs.req_ids[own], inputs.logits_rows[own] = i, torch.arange(first, first + rows_each, dtype=torch.int32)
         inputs.seeds[own], inputs.temperatures[own] = state.seeds[i], state.temperatures[i]
         state.roots[i] = first
         if not is_there:
@@ -225,5 +227,5 @@ def write_rows(inputs: PassInputs, state: RoundState, trees: Tensor, num_levels:
             [-1 if parent < 0 else first + 1 + parent for parent in parents], dtype=torch.int32
         )
         inputs.is_node[first + 1 : used.stop] = 1
-    num_rows = num_requests * (1 + most)
+    num_rows = num_requests * rows_each
     inputs.counts.copy_(torch.tensor([num_rows, num_requests, num_rows], dtype=torch.int32))

@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.errors import InvalidOptionError
 from paceline.spec.config.method import (
+    BY_PRICE,
     Loaded,
     Method,
     check_widths,
@@ -174,12 +175,14 @@ PROPOSERS: dict[str, Method] = {
         "EAGLE-1 and 2: a trained layer predicts the target's last hidden state; its head scores the tree",
         depth=6,
         nodes=8,
+        options=BY_PRICE,
     ),
     "eagle3": feature_method(
         "paceline.spec.feature.eagle3:Eagle3Proposer",
         "a trained layer on the target's hidden states; the tree grows where it is sure",
         depth=6,
         nodes=6,
+        options=BY_PRICE,
     ),
     "medusa": feature_method(
         "paceline.spec.feature.medusa:MedusaProposer",

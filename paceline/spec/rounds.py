@@ -4,8 +4,9 @@ The host learns the tokens one round later. So it can launch a round while the o
 own work out of the step. What it must know beforehand is whose rows there are and which blocks they may write to;
 `engine/rounds.py` decides whether it does.
 
-    rounds.begin(requests, budget, roots)     # after a pass that was launched, in which each had one row and its tree
-    rounds.launch([True, True], None)        # each later one: which of them have not ended
+    size = rounds.plan(2, budget)
+    rounds.begin(requests, size, roots)  # after a pass that was launched, in which each had its last token and its tree
+    rounds.launch([True, True], None)    # each round: which of them have not ended
 """
 
 from collections.abc import Sequence
@@ -30,15 +31,25 @@ class PendingRound(Protocol):
     def collect(self) -> RoundResult: ...  # waits for it; to be called once
 
 
-class DeviceRounds(Protocol):
-    @property
-    def rows_each(self) -> int: ...  # rows of a pass that a request has in a round
+class RoundSize(NamedTuple):
+    """One captured size."""
 
-    def least_size(self, num_requests: int, budget: Budget) -> int | None:
-        """Rows that the pass before the first round must be padded to; None: there are no rounds of this size."""
+    num_requests: int  # at most
+    budget: Budget  # of each tree
+    num_rows: int  # of the pass
+
+    @property
+    def rows_each(self) -> int:
+        return 1 + self.budget.num_nodes
+
+
+class DeviceRounds(Protocol):
+    def plan(self, num_requests: int, budget: Budget) -> RoundSize | None:
+        """The size that rounds of so many requests have by now, none larger than the budget; None: there are none.
+        The pass before the first round must be padded to as many rows."""
         ...
 
-    def begin(self, requests: Sequence[Request], budget: Budget, roots: Sequence[int]) -> bool:
+    def begin(self, requests: Sequence[Request], size: RoundSize, roots: Sequence[int]) -> bool:
         """After a launched pass over these requests, in that order: `roots` are the rows of their last tokens in it.
         False, and nothing is changed, where the device does not know enough of them."""
         ...
@@ -49,7 +60,7 @@ class DeviceRounds(Protocol):
 
 
 class RoundChoice(NamedTuple):
-    """Who drafts in rounds, and how much."""
+    """Who drafts in rounds, and how much at most."""
 
     method: str
     rounds: DeviceRounds

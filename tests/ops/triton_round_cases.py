@@ -136,7 +136,7 @@ def run(kernels: Any, case: Case) -> list[dict[str, Any]]:
     seen.append(case.written())
     kernels.move_accepted(case.inputs, case.state, case.kv, BLOCK_SIZE, NUM_REQUESTS)
     seen.append(case.written())
-    kernels.write_rows(case.inputs, case.state, case.trees, LEVELS, BLOCK_SIZE)
+    kernels.write_rows(case.inputs, case.state, case.trees, 1 + MOST, LEVELS, BLOCK_SIZE)
     seen.append(case.written())
     return seen
 

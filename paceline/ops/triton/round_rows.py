@@ -9,11 +9,11 @@ from torch import Tensor
 from paceline.ops.rounds import PassInputs, RoundState
 
 
-@triton.jit(do_not_specialize=["most", "num_levels", "tables_stride"])
+@triton.jit(do_not_specialize=["most", "rows_each", "num_levels", "tables_stride"])
 def _rows_kernel(
     token_ids, positions, slots, context_lens, parents, is_node, req_ids, follows, logits_rows, draw_positions,
     temperatures, seeds, counts, tables, tables_stride,
-    flags, roots, state_positions, state_tokens, state_seeds, state_temperatures, trees, most, num_levels,
+    flags, roots, state_positions, state_tokens, state_seeds, state_temperatures, trees, most, rows_each, num_levels,
     BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0)
@@ -23,8 +23,8 @@ def _rows_kernel(
         tree = trees + request * (1 + 3 * most)
         used = place < tl.where(tl.load(flags + request) != 0, 1 + tl.load(tree), 0)
         node = used & (place > 0)
-        row = request * (1 + most) + place
-        ok = place < 1 + most
+        row = request * rows_each + place
+        ok = place < rows_each
         parent = tl.load(tree + most + place, mask=node, other=-1)
         depth = node.to(tl.int32)
         above = parent
@@ -40,24 +40,26 @@ def _rows_kernel(
         tl.store(draw_positions + row, tl.where(used, last + 1 + depth, 0), mask=ok)
         tl.store(slots + row, tl.where(used, block * BLOCK_SIZE + index % BLOCK_SIZE, -1), mask=ok)
         tl.store(context_lens + row, tl.where(used, last + 1, 0), mask=ok)
-        tl.store(parents + row, tl.where(parent >= 0, request * (1 + most) + 1 + parent, -1), mask=ok)
+        tl.store(parents + row, tl.where(parent >= 0, request * rows_each + 1 + parent, -1), mask=ok)
         tl.store(is_node + row, node.to(tl.int32), mask=ok)
         tl.store(req_ids + row, place * 0 + request, mask=ok)
         tl.store(follows + row, place * 0 - 1, mask=ok)
         tl.store(logits_rows + row, row, mask=ok)
         tl.store(temperatures + row, tl.load(state_temperatures + request) + place * 0.0, mask=ok)
         tl.store(seeds + row, tl.load(state_seeds + request) + place.to(tl.int64) * 0, mask=ok)
-        tl.store(roots + request, request * (1 + most))
+        tl.store(roots + request, request * rows_each)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows_each"])
 def _counts_kernel(counts, rows_each):
     num_requests = tl.load(counts + 1)
     tl.store(counts, num_requests * rows_each)
     tl.store(counts + 2, num_requests * rows_each)
 
 
-def write_rows(inputs: PassInputs, state: RoundState, trees: Tensor, num_levels: int, block_size: int) -> None:
+def write_rows(
+    inputs: PassInputs, state: RoundState, trees: Tensor, rows_each: int, num_levels: int, block_size: int
+) -> None:
     """Of as many requests as `inputs.counts` says, `trees.shape[0]` at most."""
     most = (trees.shape[1] - 1) // 3
     _rows_kernel[(trees.shape[0],)](
@@ -65,6 +67,6 @@ def write_rows(inputs: PassInputs, state: RoundState, trees: Tensor, num_levels:
         inputs.req_ids, inputs.follows, inputs.logits_rows, inputs.draw_positions, inputs.temperatures, inputs.seeds,
         inputs.counts, inputs.block_tables, inputs.block_tables.stride(0),
         state.flags, state.roots, state.positions, state.tokens, state.seeds, state.temperatures, trees, most,
-        num_levels, BLOCK_SIZE=block_size, ROWS=triton.next_power_of_2(1 + most), num_warps=1,
+        rows_each, num_levels, BLOCK_SIZE=block_size, ROWS=triton.next_power_of_2(rows_each), num_warps=1,
     )  # fmt: skip
-    _counts_kernel[(1,)](inputs.counts, 1 + most, num_warps=1)
+    _counts_kernel[(1,)](inputs.counts, rows_each, num_warps=1)

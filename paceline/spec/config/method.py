@@ -8,7 +8,7 @@ from operator import mul
 from typing import Any, Protocol, runtime_checkable
 
 from paceline.errors import InvalidOptionError
-from paceline.spec.config.options import Option, choice, optional, real, text, whole, whole_list
+from paceline.spec.config.options import Option, choice, flag, optional, real, text, whole, whole_list
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.proposer import Budget, Proposer
 
@@ -79,6 +79,12 @@ def feature_options(depth: int, nodes: int) -> dict[str, Option]:
     }
 
 
+# Of the drafters that draft whole trees on a GPU.
+BY_PRICE = {
+    "size_by_price": Option(False, flag, "on a GPU: only as much as pays for so many requests, node_budget at most")
+}
+
+
 def likely_paths(given: dict[str, Any]) -> dict[str, Any]:
     """A `node_budget` that was asked for is filled. Without one, whatever `num_speculative_tokens` says, a node must be
     likely enough to pay for its row of the pass: on a CPU a row costs a few percent of a pass, and a wrong one is for
@@ -129,12 +135,14 @@ def num_nodes(widths: Sequence[int]) -> int:
     return sum(accumulate(widths, mul))
 
 
-def feature_method(target: str, summary: str, *, depth: int, nodes: int) -> Method:
-    """The row of a trained drafter on the target's hidden states."""
+def feature_method(
+    target: str, summary: str, *, depth: int, nodes: int, options: Mapping[str, Option] | None = None
+) -> Method:
+    """The row of a trained drafter on the target's hidden states, with options of its own."""
     return Method(
         target,
         summary,
-        feature_options(depth, nodes),
+        feature_options(depth, nodes) | dict(options or {}),
         derive=likely_paths,
         cross_check=check_features,
         chain=is_chain,

@@ -23,6 +23,8 @@ from paceline.verifiers.pairing import CHAIN_RULES, check_pairing
 REJECTION_SAMPLE_METHODS = ("sample_match", "rejection", "multi_step", "block", "spechub", "typical")
 CLASSIC_RULES = ("rejection", "multi_step", "block", "spechub")  # need drafts that are fixed, or sampled with their q
 _COMMON_KEYS = ("method", "rejection_sample_method")
+# A user who gives one of these has chosen the size of the drafts, and it is kept.
+SIZE_KEYS = ("num_speculative_tokens", "node_budget", "tree_widths", "window_size", "ngram_size", "guess_set_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class SpeculativeConfig:
     options: Mapping[str, Any] = field(default_factory=dict)  # the method's own, defaults filled in, checked
     rejection_sample_method: str = "sample_match"
     rule_options: Mapping[str, Any] = field(default_factory=dict)  # of the rule: make_verifier(rule, **rule_options)
+    is_sized: bool = True  # somebody chose a size
 
     @staticmethod
     def parse(given: Union[Mapping[str, Any], str, "SpeculativeConfig", None]) -> "SpeculativeConfig | None":
@@ -58,7 +61,8 @@ class SpeculativeConfig:
         if row.cross_check is not None:
             row.cross_check(options)
         _check_rule(row, options, rule)
-        return SpeculativeConfig(method, options, rule, rule_options)
+        is_sized = any(given.get(key) is not None for key in SIZE_KEYS)
+        return SpeculativeConfig(method, options, rule, rule_options, is_sized)
 
     @property
     def num_speculative_tokens(self) -> int:

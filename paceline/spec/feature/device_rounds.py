@@ -6,7 +6,6 @@ of each request (ops/rounds.py). Without CUDA the same parts run one by one, wit
 """
 
 import bisect
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,10 +24,12 @@ from paceline.ops.rounds import RoundState
 from paceline.spec.feature.captured_drafts import BUCKETS, Answer, CapturedDrafts
 from paceline.spec.feature.draft_levels import DraftShape
 from paceline.spec.feature.draft_writer import Wanted
+from paceline.spec.feature.round_sizes import RoundSizes, SizeOption
 from paceline.spec.proposer import Budget
-from paceline.spec.rounds import RoundResult
+from paceline.spec.rounds import RoundResult, RoundSize
 
 WantedOf = Callable[[Request, Budget], Wanted]
+NUM_TIMED = 8  # runs of a size, when it is measured
 
 
 @dataclass(slots=True)
@@ -36,8 +37,8 @@ class RoundPass:
     """A `StaticPass` that begins where the last pass of its size ended."""
 
     rounds: "EagleRounds"
+    size: RoundSize
     shape: DraftShape
-    size: int
     verify: StaticPass
     trees: Tensor | None = None  # [R, 1 + 3 * K] int32, after a launch
     graph: "torch.cuda.CUDAGraph | None" = None
@@ -54,29 +55,21 @@ class RoundPass:
             self.graph.replay()
 
     def launch_kernels(self) -> None:
-        rounds, shape = self.rounds, self.shape
+        rounds, shape, size = self.rounds, self.shape, self.size
         drafts, target, kernels, state = rounds.drafts, rounds.target, rounds.kernels, rounds.state
-        inputs, room = target.inputs(self.size), target.room
-        count, most = shape.num_requests, drafts.room.num_nodes
+        inputs, block_size = target.inputs(size.num_rows), target.room.block_size
+        pairs, rows = drafts.views(shape), drafts.hidden_rows(shape)
         assert self.hidden is not None
-        kernels.walk(
-            inputs,
-            state,
-            drafts.views(shape),
-            drafts.hidden_rows(shape),
-            room.block_size,
-            target.config.vocab_size,
-            most,
-        )
-        kernels.move_accepted(inputs, state, room.kv_cache, room.block_size, count)
+        kernels.walk(inputs, state, pairs, rows, block_size, target.config.vocab_size, size.budget.num_nodes)
+        kernels.move_accepted(inputs, state, target.room.kv_cache, block_size, shape.num_requests)
         self.trees = drafts.run_after(self.hidden, shape)
-        kernels.write_rows(inputs, state, self.trees, shape.num_levels, room.block_size)
+        kernels.write_rows(inputs, state, self.trees, size.rows_each, shape.num_levels, block_size)
         self.verify.launch_kernels()
 
     @torch.no_grad()
     def capture(self) -> None:
         """Run once over padding, so that every kernel is compiled, then record."""
-        self.rounds.target.inputs(self.size).fill_with_padding()
+        self.rounds.target.inputs(self.size.num_rows).fill_with_padding()
         self.rounds.state.flags.zero_()
         self.rounds.drafts.write_ahead(self.shape, [])
         self.launch_kernels()
@@ -108,44 +101,53 @@ class EagleRounds:
         self, drafts: CapturedDrafts, target: PaddedDecoder, hidden_layers: Sequence[int], wanted_of: WantedOf
     ) -> None:
         self.drafts, self.target = drafts, target
+        self.sizes: RoundSizes | None = None  # by price, once they were measured; None: as large as was asked for
         self._kind, self._wanted_of = PassKind(False, tuple(hidden_layers)), wanted_of
         self.kernels = _kernels(target.device)
         self._most = drafts.room.max_requests
         self._sent = SentInts(2 * self._most, target.device)  # flags, roots
-        sent = self._sent.device_ints.view(2, -1)
-        self.state = RoundState.allocate(sent, self._most, drafts.room.num_pairs)
-        self._passes: dict[DraftShape, RoundPass] = {}
+        self.state = RoundState.allocate(self._sent.device_ints.view(2, -1), self._most, drafts.room.num_pairs)
+        self._passes: dict[RoundSize, RoundPass] = {}
         self._current: RoundPass | None = None
         self._num_requests = 0
         self._flags: list[bool] = []  # as the device has them
 
-    @property
-    def rows_each(self) -> int:
-        return 1 + self.drafts.room.num_nodes
+    def prepare(self, budgets: Sequence[Budget]) -> None:
+        """Capture rounds of these sizes for every number of requests, the largest first."""
+        for count in reversed(self._buckets):
+            for budget in budgets:
+                self._pass_of(self._size(count, budget))
 
-    def prepare(self, width: int) -> float:
-        """Capture every number of requests, the largest first; returns the seconds that it took."""
-        begin_s = time.perf_counter()
-        for bucket in reversed([count for count in BUCKETS if count <= self._most]):
-            shape = self.drafts.fit(bucket, width, self.drafts.room.num_levels)
-            if self._size(shape) is not None:
-                self._pass(shape)
-        return time.perf_counter() - begin_s
+    def prepare_by_price(self, options: Sequence[SizeOption]) -> None:
+        """The same for all of these, and measure them: from now on the size that pays is taken."""
+        self.prepare([option.budget for option in options])
+        times: dict[int, list[float | None]] = {}
+        for count in self._buckets:
+            num_rows = self._num_rows(count)
+            if num_rows is not None:
+                plain = self.target.static_pass(num_rows, self._kind._replace(hidden_layers=()))
+                rounds = [self._pass_of(self._size(count, option.budget)) for option in options]
+                times[count] = [None if one is None else self._seconds(one) for one in (plain, *rounds)]
+        self.sizes = RoundSizes(times, options)
 
-    def least_size(self, num_requests: int, budget: Budget) -> int | None:
-        shape = self._shape(num_requests, budget)
-        if shape is None or (self.target.device.type == "cuda" and shape not in self._passes):
+    def plan(self, num_requests: int, budget: Budget) -> RoundSize | None:
+        if self.sizes is not None:
+            option = self.sizes.choose(num_requests)
+            if option is None:
+                return None
+            budget = option.budget
+        size = self._size(num_requests, budget)
+        if size is None or (self.target.device.type == "cuda" and size not in self._passes):
             return None  # capturing it now would overwrite what a pass on its way needs
-        return self._size(shape)
+        return size
 
-    def begin(self, requests: Sequence[Request], budget: Budget, roots: Sequence[int]) -> bool:
-        shape = self._shape(len(requests), budget)
-        assert shape is not None, "least_size was asked before"
+    def begin(self, requests: Sequence[Request], size: RoundSize, roots: Sequence[int]) -> bool:
+        current = self._pass(size)
         if not all(self.drafts.suit(request) for request in requests):
             return False
-        if not self.drafts.write_ahead(shape, [self._wanted_of(request, budget) for request in requests]):
+        if not self.drafts.write_ahead(current.shape, [self._wanted_of(request, size.budget) for request in requests]):
             return False
-        self._current, self._num_requests = self._pass(shape), len(requests)
+        self._current, self._num_requests = current, len(requests)
         host = self._sent.hosts[self._sent.free()].view(2, -1)
         host.zero_()
         host[0, : len(roots)] = 1
@@ -162,35 +164,56 @@ class EagleRounds:
             host = self._sent.hosts[self._sent.free()]
             host[: len(is_alive)] = torch.tensor(self._flags, dtype=torch.int32)
             self._sent.send(len(is_alive))
-        count = self._num_requests
-        launched = self.target.launch_over(current, current.size, count * self.rows_each, tables)
+        count, size = self._num_requests, current.size
+        launched = self.target.launch_over(current, size.num_rows, count * size.rows_each, tables)
         assert current.trees is not None
         answer = self.drafts.send_back(current.trees[:count])
-        return LaunchedRound(self.drafts, answer, launched, count, self.rows_each)
+        return LaunchedRound(self.drafts, answer, launched, count, size.rows_each)
 
-    def _shape(self, num_requests: int, budget: Budget) -> DraftShape | None:
-        room = self.drafts.room
-        if num_requests > self._most or budget.num_nodes > room.num_nodes or budget.max_depth > room.num_levels:
-            return None
-        width = 1 if budget.num_nodes <= budget.max_depth else room.width
-        shape = self.drafts.fit(num_requests, width, room.num_levels)
-        return None if self._size(shape) is None else shape
+    @property
+    def _buckets(self) -> list[int]:
+        return [count for count in BUCKETS if count <= self._most]
 
-    def _size(self, shape: DraftShape) -> int | None:
+    def _num_rows(self, num_rows: int) -> int | None:
+        """Of a padded pass."""
         sizes = self.target.sizes
-        at = bisect.bisect_left(sizes, shape.num_requests * self.rows_each)
+        at = bisect.bisect_left(sizes, num_rows)
         return None if at == len(sizes) else sizes[at]
 
-    def _pass(self, shape: DraftShape) -> RoundPass:
-        found = self._passes.get(shape)
+    def _size(self, num_requests: int, budget: Budget) -> RoundSize | None:
+        room = self.drafts.room
+        count = next((count for count in self._buckets if count >= num_requests), None)
+        if count is None or budget.num_nodes > room.num_nodes or budget.max_depth > room.num_levels:
+            return None
+        num_rows = self._num_rows(count * (1 + budget.num_nodes))
+        return None if num_rows is None else RoundSize(count, budget, num_rows)
+
+    def _pass_of(self, size: RoundSize | None) -> RoundPass | None:
+        return None if size is None else self._pass(size)
+
+    def _pass(self, size: RoundSize) -> RoundPass:
+        found = self._passes.get(size)
         if found is None:
-            size = self._size(shape)
-            assert size is not None
-            found = RoundPass(self, shape, size, self.target.static_pass(size, self._kind))
-            self._passes[shape] = found
+            budget = size.budget
+            width = 1 if budget.num_nodes <= budget.max_depth else self.drafts.room.width
+            shape = DraftShape(size.num_requests, width, budget.max_depth)
+            found = RoundPass(self, size, shape, self.target.static_pass(size.num_rows, self._kind))
+            self._passes[size] = found
             if self.target.device.type == "cuda":
                 found.capture()
         return found
+
+    @staticmethod
+    def _seconds(one: StaticPass) -> float:
+        """Over padding, which reads no keys: rounds correct it while they run."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        one.launch()
+        begin.record()
+        for _ in range(NUM_TIMED):
+            one.launch()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3 / NUM_TIMED
 
 
 def _kernels(device: torch.device) -> Any:

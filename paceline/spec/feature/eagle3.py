@@ -11,6 +11,7 @@ that came next in the request that computed it: for another request this one key
 
 import logging
 import math
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,7 @@ from paceline.spec.feature.feature_drafter import (
 from paceline.spec.feature.feature_queue import FeatureQueue, FeatureRows, StepRows, take_rows
 from paceline.spec.feature.level_rows import Levels
 from paceline.spec.feature.native_drafts import NativeDrafts
+from paceline.spec.feature.round_sizes import OPTIONS, RoundSizes
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 
 logger = logging.getLogger("paceline")
@@ -61,6 +63,7 @@ class Eagle3Proposer(Proposer):
         draft_sampling: str | None,
         draft_width: int,
         draft_min_prob: float,
+        size_by_price: bool = False,
     ) -> None:
         self._target = target_of(services)
         network: Any = load_network(self.kind, model, self._target)
@@ -93,21 +96,69 @@ class Eagle3Proposer(Proposer):
         if self._captured is not None and isinstance(self._target, PaddedDecoder):
             layers = network.config.hidden_layers
             self._rounds = EagleRounds(self._captured, self._target, layers, self._wanted)
-        self._largest = largest
+        self._largest, self._sizes_by_price = largest, size_by_price
+        self._num_requests = 1  # that ran in the newest pass
+        self._noted_s: float | None = None  # when the last pass was noted, if the one before was of the same kind
         self._latest: StepRows | None = None  # of the newest pass, where drafts are captured
         self._queue = FeatureQueue(network.config.hidden_layers, services)
         self._newest: dict[str, tuple[int, Tensor]] = {}  # request id -> position and fused feature of its newest pair
-        self.needs = Needs(hidden_layers=network.config.hidden_layers, draft_probs=draft_sampling == "sampled")
+        self._needs = Needs(hidden_layers=network.config.hidden_layers, draft_probs=draft_sampling == "sampled")
+
+    @property
+    def needs(self) -> Needs:  # type: ignore[override]
+        """Nothing while drafts do not pay: then a pass is one of plain decoding in every respect."""
+        return Needs() if self._is_resting else self._needs
 
     def rounds(self) -> EagleRounds | None:
         return self._rounds
 
     def prepare(self) -> None:
-        if self._rounds is not None:
-            seconds = self._rounds.prepare(_width(self._largest, self._width))
-            logger.info("rounds of drafts and passes are ready, after %.1f s", seconds)
+        if self._rounds is None:
+            return
+        begin_s = time.perf_counter()
+        if self._sizes_by_price:
+            self._rounds.prepare_by_price([option for option in OPTIONS if option.nodes <= self._largest.num_nodes])
+        else:
+            self._rounds.prepare([self._largest])
+        logger.info("rounds of drafts and passes are ready, after %.1f s", time.perf_counter() - begin_s)
+
+    def skips_next_step(self) -> bool:
+        return self._is_resting
+
+    def skip_step(self) -> None:
+        assert self._sizes is not None
+        self._sizes.rest(self._num_requests, self._since_last_pass())
+
+    def report(self) -> dict[str, Any]:
+        sizes = self._sizes
+        if sizes is None:
+            return {}
+        chosen, count = sizes.choose(self._num_requests), self._num_requests
+        return {
+            "num_requests": count,
+            "nodes": 0 if chosen is None else chosen.nodes,
+            "level": sizes.level,
+            "expected_tokens_per_s": sizes.speeds(count),
+        }
+
+    @property
+    def _sizes(self) -> RoundSizes | None:
+        return None if self._rounds is None else self._rounds.sizes
+
+    @property
+    def _is_resting(self) -> bool:
+        sizes = self._sizes
+        return sizes is not None and sizes.choose(self._num_requests) is None
+
+    def _since_last_pass(self) -> float | None:
+        now, before = time.perf_counter(), self._noted_s
+        self._noted_s = now
+        return None if before is None else now - before
 
     def observe(self, step: StepContext) -> None:
+        self._num_requests = max(1, len(step.requests))
+        if step.drafted is None:
+            self._noted_s = None
         if step.drafted is not None:
             self._follow_round(step, step.drafted)
         elif self._captured is not None:
@@ -125,6 +176,11 @@ class Eagle3Proposer(Proposer):
         assert self._captured is not None
         self._latest = None
         taken_in = self._queue.follow_round(step, drafted)
+        seconds, sizes = self._since_last_pass(), self._sizes
+        option = None if sizes is None else sizes.choose(len(step.passes))
+        if sizes is not None and option is not None:
+            num_tokens = sum(len(seen.new_token_ids) for seen in step.passes)
+            sizes.learn(option, len(step.passes), num_tokens, seconds)
         for seen in step.passes:
             count = taken_in.get(seen.request.request_id)
             if count:
@@ -138,6 +194,7 @@ class Eagle3Proposer(Proposer):
         """As `propose`, without waiting for the device where whole drafts are made there."""
         trees = [EMPTY_TREE] * len(step.requests)
         launched = LaunchedDrafts(trees)
+        budgets = self._within_size(budgets)
         asked = [i for i, budget in enumerate(budgets) if min(budget.num_nodes, budget.max_depth) > 0]
         if self._captured is not None and self._latest is not None:
             captured = [i for i in asked if self._suits_captured(step.requests[i])]
@@ -160,6 +217,18 @@ class Eagle3Proposer(Proposer):
             for i, growth in zip(group, growing, strict=True):
                 trees[i] = growth.tree()
         return launched
+
+    def _within_size(self, budgets: Sequence[Budget]) -> Sequence[Budget]:
+        """By price: the first drafts of requests that go on in rounds are as large as those of the rounds."""
+        option = None if self._sizes is None else self._sizes.choose(len(budgets))
+        if option is None:
+            return budgets
+        return [
+            budget._replace(
+                num_nodes=min(budget.num_nodes, option.nodes), max_depth=min(budget.max_depth, option.depth)
+            )
+            for budget in budgets
+        ]
 
     def _wanted(self, request: Request, budget: Budget) -> Wanted:
         return Wanted(request, budget, _width(budget, self._width), *self._floors(budget))

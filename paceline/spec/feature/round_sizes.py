@@ -1,0 +1,124 @@
+"""Which size of draft pays on the device, for so many requests: the price rule of `auto` with what a GPU knows.
+
+What a round takes is measured for every captured size when the engine starts, and corrected by what rounds take while
+they run, the host included; so is plain decoding. What a round brings is learned as well: an option's gain, tokens per
+request and round beyond the first, is its usual gain times one *level*, which every collected round corrects. Taken is
+the option with the most tokens per second. Where that is plain decoding, because drafts bring too little, they are
+tried again after a while.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from paceline.spec.proposer import Budget
+
+
+class SizeOption(NamedTuple):
+    nodes: int
+    depth: int
+    gain: float  # tokens per pass beyond the first, as usual
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.nodes, self.depth)
+
+
+# The gains are those of the shipped EAGLE-3 drafter, greedy, over 13 prompts of Spec-Bench: tokens per pass, which do
+# not depend on the machine. Of another drafter the level makes up for the difference.
+OPTIONS = (
+    SizeOption(2, 2, 1.00),
+    SizeOption(4, 4, 1.36),
+    SizeOption(7, 4, 1.74),
+    SizeOption(15, 6, 2.24),
+    SizeOption(23, 7, 2.47),
+)
+LARGEST = OPTIONS[-1].budget
+
+WINDOW = 128  # rounds of one request that the level is the mean of, roughly
+PRIOR = 4  # as many rounds the level's beginning is worth
+TIME_SHARE = 1 / 16  # of the newest time, in the time of a size
+LEAST_ROUNDS = 16  # of a size, before another one is considered
+CLEARLY = 1.03  # faster by so much, for a change
+# Plain steps after which drafts that did not pay are tried again: a trial takes about 16 rounds. Twice as many after
+# each trial that failed.
+PATIENCE, MOST_PATIENCE = 1024, 16384
+
+
+class RoundSizes:
+    def __init__(
+        self,
+        times: Mapping[int, Sequence[float | None]],
+        options: Sequence[SizeOption] = OPTIONS,
+    ) -> None:
+        """`times`: captured number of requests -> seconds of a plain pass, then of a round of each option; None: there
+        is no such size."""
+        self.options = tuple(options)
+        self._times = {count: list(seconds) for count, seconds in sorted(times.items())}
+        self.level = 1.0
+        self._count = PRIOR  # rounds that the level is made of
+        self._num_rests, self._patience = 0, PATIENCE
+        self._chosen: dict[int, int] = {}  # captured number of requests -> option + 1; 0: plain decoding
+        self._held = 0  # rounds for which a choice stands
+
+    def choose(self, num_requests: int) -> SizeOption | None:
+        """None: plain decoding is faster."""
+        bucket = self._bucket(num_requests)
+        if bucket is None:
+            return None
+        known = self._chosen.get(bucket)
+        if known is None or self._held <= 0:
+            known = self._chosen[bucket] = self._best(bucket, known)
+            self._held = LEAST_ROUNDS
+        return None if known == 0 else self.options[known - 1]
+
+    def learn(self, option: SizeOption, num_requests: int, num_tokens: int, seconds: float | None) -> None:
+        """What a round brought to all of its requests; how long it took, where that is known."""
+        self._held -= 1
+        self._num_rests = 0
+        seen = (num_tokens / num_requests - 1.0) / option.gain
+        self._count = min(self._count + num_requests, max(WINDOW, num_requests))
+        self.level += num_requests / self._count * (seen - self.level)
+        if self._count >= WINDOW:
+            self._patience = PATIENCE
+        self._learn_time(num_requests, 1 + self.options.index(option), seconds)
+
+    def rest(self, num_requests: int, seconds: float | None) -> None:
+        """A plain step was taken."""
+        self._held -= 1
+        self._num_rests += 1
+        if self.level < 1.0 and self._num_rests >= self._patience:
+            self.level, self._count, self._num_rests = 1.0, PRIOR, 0
+            self._patience = min(2 * self._patience, MOST_PATIENCE)
+        self._learn_time(num_requests, 0, seconds)
+
+    def speeds(self, num_requests: int) -> dict[str, float]:
+        """Tokens per second that are expected of each size."""
+        bucket = self._bucket(num_requests)
+        if bucket is None:
+            return {}
+        names = ["plain", *(f"{option.nodes} nodes" for option in self.options)]
+        return {names[i]: num_requests * speed for i, speed in self._speeds(bucket).items()}
+
+    def _bucket(self, num_requests: int) -> int | None:
+        return next((count for count in self._times if count >= num_requests), None)
+
+    def _speeds(self, bucket: int) -> dict[int, float]:
+        """Tokens per second of one request."""
+        gains = [0.0, *(option.gain * self.level for option in self.options)]
+        pairs = enumerate(zip(gains, self._times[bucket], strict=True))
+        return {i: (1.0 + gain) / seconds for i, (gain, seconds) in pairs if seconds is not None}
+
+    def _best(self, bucket: int, known: int | None) -> int:
+        speeds = self._speeds(bucket)
+        best = max(speeds, key=speeds.__getitem__)
+        if known is not None and speeds[best] < CLEARLY * speeds[known]:
+            return known
+        return best
+
+    def _learn_time(self, num_requests: int, place: int, seconds: float | None) -> None:
+        bucket = self._bucket(num_requests)
+        if bucket is None or seconds is None:
+            return
+        known = self._times[bucket][place]
+        if known is not None and seconds < 4 * known:  # a pause of the host says nothing
+            self._times[bucket][place] = known + TIME_SHARE * (seconds - known)
