@@ -188,7 +188,7 @@ def assert_alike(found: list[DraftTree], expected: list[DraftTree]) -> None:
     for tree, other in zip(found, expected, strict=True):
         assert (tree.token_ids, tree.parents) == (other.token_ids, other.parents)
         # Tensor cores round more coarsely, which shows where a probability is small.
-        limits = {"rel": 1e-3} if INTERPRETED else {"rel": 2e-2, "abs": 1e-3}
+        limits = {"rel": 1e-3} if INTERPRETED else {"rel": 2e-2, "abs": 3e-3}
         assert (tree.confidence or []) == pytest.approx(other.confidence or [], **limits)
 
 

@@ -66,12 +66,16 @@ class RoundPass:
         kernels.write_rows(inputs, state, self.trees, size.rows_each, shape.num_levels, block_size)
         self.verify.launch_kernels()
 
-    @torch.no_grad()
-    def capture(self) -> None:
-        """Run once over padding, so that every kernel is compiled, then record."""
+    def fill_with_padding(self) -> None:
+        """Then it may run: it reads no keys and writes none."""
         self.rounds.target.inputs(self.size.num_rows).fill_with_padding()
         self.rounds.state.flags.zero_()
         self.rounds.drafts.write_ahead(self.shape, [])
+
+    @torch.no_grad()
+    def capture(self) -> None:
+        """Run once over padding, so that every kernel is compiled, then record."""
+        self.fill_with_padding()
         self.launch_kernels()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -126,8 +130,13 @@ class EagleRounds:
             num_rows = self._num_rows(count)
             if num_rows is not None:
                 plain = self.target.static_pass(num_rows, self._kind._replace(hidden_layers=()))
-                rounds = [self._pass_of(self._size(count, option.budget)) for option in options]
-                times[count] = [None if one is None else self._seconds(one) for one in (plain, *rounds)]
+                self.target.inputs(num_rows).fill_with_padding()
+                times[count] = [self._seconds(plain)]
+                for option in options:
+                    found = self._pass_of(self._size(count, option.budget))
+                    if found is not None:
+                        found.fill_with_padding()
+                    times[count].append(None if found is None else self._seconds(found))
         self.sizes = RoundSizes(times, options)
 
     def plan(self, num_requests: int, budget: Budget) -> RoundSize | None:
