@@ -11,6 +11,7 @@ Every pass is counted once, when its tokens join the request; totals add that pa
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from paceline.core.tree import DraftTree
@@ -42,6 +43,10 @@ class DraftCounts:
         """Of one pass. What it gives may be shared: add it to others, and do not add to it."""
         if not tree.token_ids and num_tokens == 1:
             return PLAIN_PASS
+        members = tree.members
+        if members and members.count(members[0]) == len(members):  # all by the same: few such passes differ
+            num_accepted = min(len(accepted), num_tokens)
+            return _pass_by(members[0], len(members), num_accepted, num_tokens)
         counts = DraftCounts()
         counts.count(tree, accepted, num_tokens)
         return counts
@@ -91,24 +96,26 @@ class DraftCounts:
             positions = [position for position, node in enumerate(accepted) if name in tree.members[node]]
             self._member(name)._count_nodes(count, positions)
 
-    def add(self, other: "DraftCounts", sign: int = 1) -> None:
-        self.num_steps += sign * other.num_steps
-        self.num_emitted_tokens += sign * other.num_emitted_tokens
+    def add(self, other: "DraftCounts", times: int = 1) -> None:
+        """`times`: how often; -1 takes it away."""
+        self.num_steps += times * other.num_steps
+        self.num_emitted_tokens += times * other.num_emitted_tokens
         if not other.num_drafts:  # then all that follows is zero
             return
-        self.num_draft_tokens += sign * other.num_draft_tokens
-        self.num_accepted_tokens += sign * other.num_accepted_tokens
-        self.num_drafts += sign * other.num_drafts
-        per_position = self._per_position(len(other.accepted_per_position))
-        for position, count in enumerate(other.accepted_per_position):
-            per_position[position] += sign * count
+        self.num_draft_tokens += times * other.num_draft_tokens
+        self.num_accepted_tokens += times * other.num_accepted_tokens
+        self.num_drafts += times * other.num_drafts
+        if other.accepted_per_position:
+            per_position = self._per_position(len(other.accepted_per_position))
+            for position, count in enumerate(other.accepted_per_position):
+                per_position[position] += times * count
         for name, counts in other.by_member.items():
-            self._member(name).add(counts, sign)
+            self._member(name).add(counts, times)
 
     def since(self, earlier: "DraftCounts") -> "DraftCounts":
         """What came between two readings of totals, of which this is the later one."""
         between = DraftCounts.total([self])
-        between.add(earlier, sign=-1)
+        between.add(earlier, times=-1)
         return between
 
     def to_dict(self) -> dict[str, Any]:
@@ -145,6 +152,18 @@ class DraftCounts:
         if counts is None:
             counts = self.by_member[name] = DraftCounts()
         return counts
+
+
+@lru_cache(maxsize=4096)
+def _pass_by(names: tuple[str, ...], num_nodes: int, num_accepted: int, num_tokens: int) -> DraftCounts:
+    """Of a pass over a tree whose nodes all have the same drafters."""
+
+    def nodes(num_steps: int, num_emitted: int) -> DraftCounts:
+        return DraftCounts(num_nodes, num_accepted, [1] * num_accepted, 1, num_steps, num_emitted)
+
+    counts = nodes(1, num_tokens)
+    counts.by_member = {name: nodes(0, 0) for name in names}
+    return counts
 
 
 NO_PASS = DraftCounts()

@@ -12,6 +12,7 @@ a window of the newest tokens is decoded. Appending token by token makes the tex
 """
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 from paceline.core.tokenizer import Tokenizer
 
@@ -21,6 +22,11 @@ CONTEXT = 6  # tokens that stand before the text, kept so that its first token i
 # texts never get here; at twice of it a run of such tokens (special ones, bytes of no character) costs twice as much.
 MAX_PENDING = 32
 MAX_CHARACTER_TOKENS = 4  # UTF-8: a character has at most four bytes
+# A window is mostly the last token, or the two last. Their texts are kept for each tokenizer: asking it takes most of
+# the time of a token.
+MAX_KNOWN = 2
+MAX_TEXTS = 1 << 16
+_KNOWN: WeakKeyDictionary[Tokenizer, dict[tuple[int, ...], str]] = WeakKeyDictionary()
 
 
 class IncrementalText:
@@ -28,6 +34,7 @@ class IncrementalText:
         self, tokenizer: Tokenizer, context_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
     ) -> None:
         self._tokenizer = tokenizer
+        self._known = _KNOWN.setdefault(tokenizer, {})
         self._skip_special_tokens = skip_special_tokens
         # [_prefix, _read) has become text and is kept as context: a tokenizer may drop a leading space.
         # [_read, end) is pending.
@@ -72,4 +79,14 @@ class IncrementalText:
         return ""
 
     def _decode(self, start: int, end: int) -> str:
-        return self._tokenizer.decode(self._token_ids[start:end], skip_special_tokens=self._skip_special_tokens)
+        token_ids = self._token_ids[start:end]
+        if end - start > MAX_KNOWN:
+            return self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+        key = (self._skip_special_tokens, *token_ids)
+        text = self._known.get(key)
+        if text is None:
+            if len(self._known) >= MAX_TEXTS:
+                self._known.clear()
+            text = self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens)
+            self._known[key] = text
+        return text

@@ -299,8 +299,8 @@ class EngineCore:
     def _propose(self, passes: Sequence[RequestPass], output: PassOutput, needs: Needs) -> None:
         ready = [p.request for p in passes if p.logits_row >= 0 and p.request.status is RequestStatus.RUNNING]
         logits = output.logits if needs.logits else None
-        uses, drafted = self.kv.pool.num_uses, self._drafted_ahead
-        step = StepContext(ready, passes, self._gone, logits, output.hidden, output.hidden_layers, uses, drafted)
+        uses, drafted, load = self.kv.pool.num_uses, self._drafted_ahead, len(self._states)
+        step = StepContext(ready, passes, self._gone, logits, output.hidden, output.hidden_layers, uses, load, drafted)
         self._gone = []
         self.speculator.observe(step)
         for observer in list(self.observers):

@@ -92,6 +92,7 @@ class StepContext:
     hidden: Tensor | None = None  # [rows, len(hidden_layers), hidden_size], where Needs.hidden_layers
     hidden_layers: tuple[int, ...] = ()  # which layers `hidden` holds: what all proposers need together
     block_uses: NDArray[np.int32] | None = None  # [blocks]: times that each KV block was handed out
+    load: int = 1  # requests that run or wait
     drafted: Collection[str] | None = None
     """Ids of the requests that the device has drafted for already, in a round (spec/rounds.py); None: of none, and
     `hidden` may be read."""

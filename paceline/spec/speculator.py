@@ -94,11 +94,14 @@ class Speculator:
 
     def observe(self, step: StepContext) -> None:
         served: dict[str, list[Request]] = defaultdict(list)
+        alike: dict[tuple[str, int], tuple[DraftCounts, int]] = {}  # counts that several passes share: added once
         for verified in step.passes:
             if verified.logits_row >= 0:
-                method = self._choice(verified.request).method
-                self._stats[method].counts.add(verified.counts)
+                method, counts = self._choice(verified.request).method, verified.counts
                 served[method].append(verified.request)
+                alike[method, id(counts)] = counts, alike.get((method, id(counts)), (counts, 0))[1] + 1
+        for (method, _), (counts, times) in alike.items():
+            self._stats[method].counts.add(counts, times)
         if self._is_skipped and not step.gone:
             return  # no proposer was asked
         for name, proposer in list(self._proposers.items()):  # a request may bring a method from another thread

@@ -97,7 +97,7 @@ class Eagle3Proposer(Proposer):
             layers = network.config.hidden_layers
             self._rounds = EagleRounds(self._captured, self._target, layers, self._wanted)
         self._largest, self._sizes_by_price = largest, size_by_price
-        self._num_requests = 1  # that ran in the newest pass
+        self._num_requests = 1  # that ran or waited after the newest pass
         self._noted_s: float | None = None  # when the last pass was noted, if the one before was of the same kind
         self._latest: StepRows | None = None  # of the newest pass, where drafts are captured
         self._queue = FeatureQueue(network.config.hidden_layers, services)
@@ -156,7 +156,7 @@ class Eagle3Proposer(Proposer):
         return None if before is None else now - before
 
     def observe(self, step: StepContext) -> None:
-        self._num_requests = max(1, len(step.requests))
+        self._num_requests = max(1, step.load)
         if step.drafted is None:
             self._noted_s = None
         if step.drafted is not None:

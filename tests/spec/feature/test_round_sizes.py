@@ -67,6 +67,12 @@ def test_times_are_corrected_while_rounds_run() -> None:
     assert taken[0] == 15 and taken[-1] == 2
 
 
+def test_under_load_the_host_is_what_a_round_waits_for() -> None:
+    chosen = RoundSizes({1: [0.8e-3, 1.0e-3, 1.2e-3], 128: [2.4e-3, 3.2e-3, 7e-3]}, (SMALL, LARGE))
+    assert chosen.choose(1) == LARGE
+    assert chosen.choose(128) is None  # 2 tokens in 3.2 ms would be more than 1 in 2.4, but the host takes 8
+
+
 def test_a_pause_says_nothing_about_the_time_of_a_size() -> None:
     chosen = sizes()
     run(chosen, 1, 100, 1.0, {15: 60.0})
