@@ -156,9 +156,9 @@ class CapturedDrafts:
         self._inputs.send(shape.num_requests)
         return True
 
-    def follow(self, request: Request, num_pairs: int) -> None:
-        """The device has taken in its newest pairs, so many."""
-        self._writer.follow(request, num_pairs)
+    def follow(self, request: Request, begin: int, end: int) -> None:
+        """The device has taken in its pairs at positions [begin, end)."""
+        self._writer.follow(request, begin, end)
 
     def hidden_rows(self, shape: DraftShape) -> Tensor:
         """[R * F] int32: which rows of the pass the newest pairs are made of."""

@@ -62,12 +62,12 @@ class DraftLines:
         line = self._lines.get(request.request_id)
         return line if line is not None and line.length and line.end == len(request.token_ids) - 1 else None
 
-    def follow(self, request: Request, num_pairs: int) -> None:
-        """The device has appended its newest pairs, so many."""
+    def follow(self, request: Request, begin: int, end: int) -> None:
+        """The device has appended its pairs at positions [begin, end)."""
         line = self._lines.get(request.request_id)
-        if line is not None:
+        if line is not None and line.end == begin:
             self._turn += 1
-            line.turn, line.end, line.length = self._turn, len(request.token_ids) - 1, line.length + num_pairs
+            line.turn, line.end, line.length = self._turn, end, line.length + end - begin
 
     def _new_row(self) -> int:
         if not self._free:

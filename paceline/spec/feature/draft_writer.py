@@ -80,8 +80,8 @@ class DraftWriter:
             self._write_limits(host, wanted, records)
         return True
 
-    def follow(self, request: Request, num_pairs: int) -> None:
-        self._lines.follow(request, num_pairs)
+    def follow(self, request: Request, begin: int, end: int) -> None:
+        self._lines.follow(request, begin, end)
 
     def _write_limits(self, host: HostFields, wanted: Sequence[Wanted], records: Sequence[RequestInts]) -> None:
         count = len(wanted)

@@ -98,6 +98,7 @@ class Eagle3Proposer(Proposer):
             self._rounds = EagleRounds(self._captured, self._target, layers, self._wanted)
         self._largest, self._sizes_by_price = largest, size_by_price
         self._num_requests = 1  # that ran or waited after the newest pass
+        self._in_rounds: dict[str, int] = {}  # request id -> position of the first pair that is not noted yet
         self._noted_s: float | None = None  # when the last pass was noted, if the one before was of the same kind
         self._latest: StepRows | None = None  # of the newest pass, where drafts are captured
         self._queue = FeatureQueue(network.config.hidden_layers, services)
@@ -126,8 +127,8 @@ class Eagle3Proposer(Proposer):
         return self._is_resting
 
     def skip_step(self) -> None:
-        assert self._sizes is not None
-        self._sizes.rest(self._num_requests, self._since_last_pass())
+        if self._sizes is not None:
+            self._sizes.rest()
 
     def report(self) -> dict[str, Any]:
         sizes = self._sizes
@@ -157,34 +158,50 @@ class Eagle3Proposer(Proposer):
 
     def observe(self, step: StepContext) -> None:
         self._num_requests = max(1, step.load)
-        if step.drafted is None:
-            self._noted_s = None
         if step.drafted is not None:
             self._follow_round(step, step.drafted)
-        elif self._captured is not None:
+        else:
+            self._settle_rounds(step)
+            self._follow(step)
+        for request in step.gone:
+            self._newest.pop(request.request_id, None)
+            self._in_rounds.pop(request.request_id, None)
+            if self._captured is not None:
+                self._captured.forget(request.request_id)
+
+    def _follow(self, step: StepContext) -> None:
+        if self._captured is not None:
             self._latest = self._queue.follow_lazily(step, self._flush)
             if self._latest is None:
                 self._newest.clear()
         elif not self._queue.follow(step, self._flush):
             self._newest.clear()
-        for request in step.gone:
-            self._newest.pop(request.request_id, None)
-            if self._captured is not None:
-                self._captured.forget(request.request_id)
 
     def _follow_round(self, step: StepContext, drafted: Collection[str]) -> None:
-        assert self._captured is not None
+        """The device takes in by itself what requests in rounds bring. It is noted when they leave them."""
         self._latest = None
-        taken_in = self._queue.follow_round(step, drafted)
+        for seen in step.passes:
+            request = seen.request
+            first = self._in_rounds.setdefault(request.request_id, seen.start)
+            if request.finished:
+                taken_in = 1 + len(seen.accepted) if request.request_id in drafted else 0
+                self._queue.note(seen, first, min(seen.start + taken_in, request.num_tokens - 1), step)
         seconds, sizes = self._since_last_pass(), self._sizes
         option = None if sizes is None else sizes.choose(len(step.passes))
         if sizes is not None and option is not None:
             num_tokens = sum(len(seen.new_token_ids) for seen in step.passes)
             sizes.learn(option, len(step.passes), num_tokens, seconds)
+
+    def _settle_rounds(self, step: StepContext) -> None:
+        """After the last round: what this pass brought was not taken in yet, all that came before it was."""
+        self._noted_s = None
+        if not self._in_rounds:
+            return
         for seen in step.passes:
-            count = taken_in.get(seen.request.request_id)
-            if count:
-                self._captured.follow(seen.request, count)
+            first = self._in_rounds.pop(seen.request.request_id, None)
+            if first is not None and self._captured is not None:
+                self._queue.note(seen, first, seen.start, step)
+                self._captured.follow(seen.request, first, seen.start)
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         return self.launch(step, budgets).collect()

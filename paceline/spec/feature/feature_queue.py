@@ -13,7 +13,7 @@ without it far fewer drafts are accepted. So for every slot the use of its block
 in, and a context is the part of a request's tokens whose features were taken in during the present use.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,13 +111,13 @@ class FeatureQueue:
         self._parts.append(part)
         return part
 
-    def follow_round(self, step: StepContext, drafted: Collection[str]) -> dict[str, int]:
-        """After a pass whose rows the device has taken in by itself, of these requests: request id -> how many."""
-        assert step.hidden is not None and step.block_uses is not None
+    def note(self, seen: RequestPass, begin: int, end: int, step: StepContext) -> None:
+        """The device has taken in the pairs at positions [begin, end) of a request by itself."""
+        assert step.block_uses is not None
         self._block_uses = step.block_uses
-        part = self._rows([seen for seen in step.passes if seen.request.request_id in drafted], step.hidden)
-        self.mark(part)
-        return {name: end - begin for name, (begin, end) in part.spans.items()}
+        if begin < end and seen.block_ids:
+            slots = block_slots(seen.block_ids, end, self._services.block_size)[begin:]
+            self._heard[slots] = self._uses(slots)
 
     def follow(self, step: StepContext, flush: Callable[[], None]) -> bool:
         """Queue a step's features and have them taken in where they must not wait; False where there are none.

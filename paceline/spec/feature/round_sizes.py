@@ -1,10 +1,10 @@
 """Which size of draft pays on the device, for so many requests: the price rule of `auto` with what a GPU knows.
 
-What a round takes is measured for every captured size when the engine starts, and corrected by what rounds take while
-they run, the host included; so is plain decoding. What a round brings is learned as well: an option's gain, tokens per
-request and round beyond the first, is its usual gain times one *level*, which every collected round corrects. Taken is
-the option with the most tokens per second. Where that is plain decoding, because drafts bring too little, they are
-tried again after a while.
+What a round and a plain pass take is measured for every captured size when the engine starts. Rounds are corrected by
+what they take while they run, the host included; plain passes are not, for they may hold prompts. What a round brings is
+learned as well: an option's gain, tokens per request and round beyond the first, is its usual gain times one *level*,
+which every collected round corrects. Taken is the option with the most tokens per second. Where that is plain decoding,
+because drafts bring too little, they are tried again after a while.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,14 +36,14 @@ LARGEST = OPTIONS[-1].budget
 WINDOW = 128  # rounds of one request that the level is the mean of, roughly
 PRIOR = 4  # as many rounds the level's beginning is worth
 TIME_SHARE = 1 / 8  # of the newest time, in the time of a size
-LEAST_ROUNDS = 16  # of a size, before another one is considered
-CLEARLY = 1.05  # faster by so much, for a change: that takes a turn of the host
+LEAST_ROUNDS = 32  # of a size, before another one is considered
+CLEARLY = 1.08  # faster by so much, for a change: that takes a turn of the host
 # Host time of a round, which takes longer than the device where many requests share it: a beginning, like the times
 # that are measured on the device.
 HOST_S, HOST_S_EACH = 0.3e-3, 0.06e-3
-# Plain steps after which drafts that did not pay are tried again: a trial takes about 16 rounds. Twice as many after
+# Plain steps after which drafts that did not pay are tried again: a trial takes about 32 rounds. Twice as many after
 # each trial that failed.
-PATIENCE, MOST_PATIENCE = 1024, 16384
+PATIENCE, MOST_PATIENCE = 2048, 32768
 
 
 class RoundSizes:
@@ -87,14 +87,13 @@ class RoundSizes:
             self._patience = PATIENCE
         self._learn_time(num_requests, 1 + self.options.index(option), seconds)
 
-    def rest(self, num_requests: int, seconds: float | None) -> None:
+    def rest(self) -> None:
         """A plain step was taken."""
         self._held -= 1
         self._num_rests += 1
         if self.level < 1.0 and self._num_rests >= self._patience:
             self.level, self._count, self._num_rests = 1.0, PRIOR, 0
             self._patience = min(2 * self._patience, MOST_PATIENCE)
-        self._learn_time(num_requests, 0, seconds)
 
     def speeds(self, num_requests: int) -> dict[str, float]:
         """Tokens per second that are expected of each size."""

@@ -21,7 +21,7 @@ def run(chosen: RoundSizes, num_requests: int, num_steps: int, level: float, sec
         option = chosen.choose(num_requests)
         taken.append(0 if option is None else option.nodes)
         if option is None:
-            chosen.rest(num_requests, seconds.get(0))
+            chosen.rest()
         else:
             tokens = round(num_requests * (1 + option.gain * level))
             chosen.learn(option, num_requests, tokens, seconds.get(option.nodes))
@@ -44,14 +44,14 @@ def test_where_drafts_bring_nothing_they_cost_little() -> None:
     assert first <= 2 * LEAST_ROUNDS
     drafted = [i for i, nodes in enumerate(taken) if nodes and i > first]
     lost_s = sum({0: 1.0, 2: 1.3, 15: 1.4}[nodes] - 1.0 for nodes in taken)  # each brings one token, as a plain step
-    assert drafted and lost_s < 0.005 * len(taken)
+    assert drafted and lost_s < 0.01 * len(taken)
 
 
 def test_drafts_that_get_better_are_found_again() -> None:
     chosen = sizes()
     run(chosen, 1, 300, 0.0, {})
     assert chosen.choose(1) is None
-    assert run(chosen, 1, 3000, 1.0, {})[-1] == LARGE.nodes
+    assert run(chosen, 1, 6000, 1.0, {})[-1] == LARGE.nodes
 
 
 def test_better_drafts_than_usual_are_used_under_load() -> None:
@@ -63,7 +63,7 @@ def test_better_drafts_than_usual_are_used_under_load() -> None:
 
 def test_times_are_corrected_while_rounds_run() -> None:
     chosen = sizes()
-    taken = run(chosen, 1, 400, 1.0, {0: 1.0, 2: 1.3, 15: 3.5})
+    taken = run(chosen, 1, 400, 1.0, {2: 1.3, 15: 3.5})
     assert taken[0] == 15 and taken[-1] == 2
 
 
@@ -81,7 +81,7 @@ def test_a_pause_says_nothing_about_the_time_of_a_size() -> None:
 
 def test_a_choice_stands_for_a_while() -> None:
     chosen = sizes()
-    taken = run(chosen, 1, 3000, 0.2, {})
+    taken = run(chosen, 1, 6000, 0.2, {})
     changes = [i for i in range(1, len(taken)) if taken[i] != taken[i - 1]]
     assert changes and all(later - earlier >= LEAST_ROUNDS for earlier, later in itertools.pairwise(changes))
 
