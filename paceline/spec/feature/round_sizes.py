@@ -1,12 +1,14 @@
 """Which size of draft pays on the device, for so many requests: the price rule of `auto` with what a GPU knows.
 
 What a round and a plain pass take is measured for every captured size when the engine starts. Rounds are corrected by
-what they take while they run, the host included; plain passes are not, for they may hold prompts. What a round brings is
-learned as well: an option's gain, tokens per request and round beyond the first, is its usual gain times one *level*,
-which every collected round corrects. Taken is the option with the most tokens per second. Where that is plain decoding,
+what they take while they run, the host included; plain passes are not, for they may hold prompts. What a round brings
+is learned as well: an option's gain, tokens per request and round beyond the first, is its usual gain times one
+*level*, which every collected round corrects. Taken is the option with the most tokens per second, counted for the
+slowest of the requests: those that were asked together are done when the last one is. Where that is plain decoding,
 because drafts bring too little, they are tried again after a while.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -38,6 +40,7 @@ PRIOR = 4  # as many rounds the level's beginning is worth
 TIME_SHARE = 1 / 8  # of the newest time, in the time of a size
 LEAST_ROUNDS = 32  # of a size, before another one is considered
 CLEARLY = 1.08  # faster by so much, for a change: that takes a turn of the host
+SPREAD = 0.12  # of what a request gets from a round, from text to text: a standard deviation, over the mean
 # Host time of a round, which takes longer than the device where many requests share it: a beginning, like the times
 # that are measured on the device.
 HOST_S, HOST_S_EACH = 0.3e-3, 0.06e-3
@@ -107,10 +110,11 @@ class RoundSizes:
         return next((count for count in self._times if count >= num_requests), None)
 
     def _speeds(self, bucket: int) -> dict[int, float]:
-        """Tokens per second of one request."""
-        gains = [0.0, *(option.gain * self.level for option in self.options)]
-        pairs = enumerate(zip(gains, self._times[bucket], strict=True))
-        return {i: (1.0 + gain) / seconds for i, (gain, seconds) in pairs if seconds is not None}
+        """Tokens per second of one request, the slowest of so many."""
+        slowest = 1.0 - SPREAD * _highest_of(bucket)
+        tokens = [1.0, *(max(1.0, slowest * (1.0 + option.gain * self.level)) for option in self.options)]
+        pairs = enumerate(zip(tokens, self._times[bucket], strict=True))
+        return {i: count / seconds for i, (count, seconds) in pairs if seconds is not None}
 
     def _best(self, bucket: int, known: int | None) -> int:
         speeds = self._speeds(bucket)
@@ -126,3 +130,8 @@ class RoundSizes:
         known = self._times[bucket][place]
         if known is not None and seconds < 4 * known:  # a pause of the host says nothing
             self._times[bucket][place] = known + TIME_SHARE * (seconds - known)
+
+
+def _highest_of(count: int) -> float:
+    """How many standard deviations the highest of so many numbers lies above their mean, roughly."""
+    return 0.75 * math.sqrt(2.0 * math.log(count))
