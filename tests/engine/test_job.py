@@ -206,12 +206,13 @@ def copied_by_step(llm: LLM, asked: SamplingParams) -> list[int]:
 
 @pytest.mark.parametrize("options", [{}, {"logprobs": 1, "stop": ["zz", "never said"]}], ids=str)
 def test_the_last_token_of_a_long_answer_costs_what_the_first_one_does(options: dict[str, Any]) -> None:
-    """Counted in tokens and characters taken out of what the engine keeps; blocks of 16 make it periodic."""
+    """Or less, once the texts of its tokens are known. Counted in tokens and characters taken out of what the engine
+    keeps; blocks of 16 make it periodic."""
     assert VOCAB < 26  # every token is one letter
     llm = LLM(endless_model(), {"method": "none"}, num_kv_blocks=256, block_size=16, max_model_len=4096)
     copied = copied_by_step(llm, params(max_tokens=2_000, temperature=1.0, ignore_eos=True, **options))
     assert len(copied) == 2_000
-    assert sum(copied[16:176]) == sum(copied[-176:-16]) < 160 * 40
+    assert 160 <= sum(copied[-176:-16]) <= sum(copied[16:176]) < 160 * 40
 
 
 def test_the_cost_test_detects_a_copy_of_the_whole_answer() -> None:

@@ -19,10 +19,6 @@ NUM_REQUESTS, NUM_PAIRS, MOST, LEVELS, BLOCK_SIZE, MAX_BLOCKS, VOCAB = 5, 4, 6, 
 ROWS = NUM_REQUESTS * (1 + MOST)
 
 
-def ints(*shape: int, fill: int = 0) -> Tensor:
-    return torch.full(shape, fill, dtype=torch.int32, device=DEVICE)
-
-
 @dataclass
 class Inputs:
     counts: Tensor
@@ -81,17 +77,21 @@ def random_tree(rng: random.Random, num_nodes: int) -> tuple[list[int], list[int
     return [rng.randrange(VOCAB) for _ in parents], parents
 
 
-def make_case(seed: int) -> Case:
+def make_case(seed: int, device: str = "cpu") -> Case:
     """Trees of random sizes behind each other, without padding between them; the tokens drawn often agree."""
     rng = random.Random(seed)
+
+    def ints(*shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=device)
+
     sent = ints(2, NUM_REQUESTS)
     state = RoundState.allocate(sent, NUM_REQUESTS, NUM_PAIRS)
     row_arrays = [ints(ROWS) for _ in range(10)]
     row_arrays[2].fill_(-1)
     tables = torch.tensor(rng.sample(range(100), NUM_REQUESTS * MAX_BLOCKS), dtype=torch.int32).view(-1, MAX_BLOCKS)
     inputs = Inputs(
-        ints(3), *row_arrays, torch.rand(ROWS).to(DEVICE) * 0, torch.zeros(ROWS, dtype=torch.int64).to(DEVICE),
-        tables.to(DEVICE), ints(2, ROWS),
+        ints(3), *row_arrays, torch.rand(ROWS).to(device) * 0, torch.zeros(ROWS, dtype=torch.int64).to(device),
+        tables.to(device), ints(2, ROWS),
     )  # fmt: skip
     row = 0
     for i in range(NUM_REQUESTS):
@@ -124,9 +124,9 @@ def make_case(seed: int) -> Case:
         trees[i, 0] = len(tokens)
         trees[i, 1 : 1 + len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
         trees[i, 1 + MOST : 1 + MOST + len(tokens)] = torch.tensor(parents, dtype=torch.int32)
-    kv = torch.randn(3, 2, 100 * BLOCK_SIZE, 2, 3, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    kv = torch.randn(3, 2, 100 * BLOCK_SIZE, 2, 3, generator=torch.Generator().manual_seed(seed)).to(device)
     hidden_rows = ints(NUM_REQUESTS * NUM_PAIRS)
-    return Case(inputs, state, Pairs(records.int().to(DEVICE)), hidden_rows, kv, trees)
+    return Case(inputs, state, Pairs(records.int().to(device)), hidden_rows, kv, trees)
 
 
 def run(kernels: Any, case: Case) -> list[dict[str, Any]]:
@@ -143,7 +143,7 @@ def run(kernels: Any, case: Case) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_walk_moves_and_rows_are_those_of_the_plain_twins(seed: int) -> None:
-    expected, found = run(plain, make_case(seed)), run(fused, make_case(seed))
+    expected, found = run(plain, make_case(seed)), run(fused, make_case(seed, DEVICE))
     for part, other in zip(expected, found, strict=True):
         for name, value in part.items():
             assert other[name] == value, name
