@@ -21,7 +21,7 @@ from paceline.core.tokenizer import Tokenizer
 from paceline.engine.job import Job
 from paceline.errors import InvalidOptionError, InvalidRequestError
 from paceline.ops.sampling import check_sampling
-from paceline.structured import Grammars
+from paceline.structured.compiler import Grammars
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 

@@ -27,7 +27,7 @@ from paceline.errors import NothingToSampleError, RequestFailedError
 from paceline.ops.native.noise import race_winner
 from paceline.ops.random import Purpose, gumbel, keyed_uniform, keyed_uniform_rows, noise_key, race
 from paceline.ops.sampling_check import check_sampling
-from paceline.ops.sampling_edits import NodeRow, edit_logits, may_need_edit, needs_edit
+from paceline.ops.sampling_edits import NodeRow, edit_logits, may_need_edit, needs_edit, only_grammar_edits
 from paceline.ops.sampling_logprobs import token_logprobs
 from paceline.ops.sampling_truncate import nothing_to_sample, shortlist, truncated_scores, truncates
 from paceline.ops.sampling_types import FloatRow, Probs
@@ -35,6 +35,7 @@ from paceline.ops.sampling_types import FloatRow, Probs
 __all__ = [
     "NodeRow",
     "check_sampling",
+    "chosen_before_mask",
     "choose_tokens",
     "drawn_from_logits_alone",
     "edited_logits",
@@ -63,6 +64,17 @@ def drawn_from_logits_alone(request: Request, vocab_size: int) -> bool:
     return params.logprobs is None and not truncates(params, vocab_size) and not may_need_edit(request)
 
 
+def chosen_before_mask(request: Request, vocab_size: int) -> bool:
+    """Whether its tokens are chosen as if it had no grammar, then shown to the grammar (`_admitted_token`)."""
+    constraint = request.constraint
+    return (
+        constraint is not None
+        and constraint.is_quick_to_ask
+        and only_grammar_edits(request)
+        and not truncates(request.sampling_params, vocab_size)
+    )
+
+
 def target_probs(rows: Sequence[NodeRow], logits: Tensor) -> list[Probs | RequestFailedError]:
     """p for every row: what `choose_tokens` draws from."""
     return [_guarded(row_probs, row, logits) for row in rows]
@@ -89,6 +101,9 @@ def edited_logits(row: NodeRow, logits: Tensor) -> FloatRow:  # -> [vocab], not 
 
 
 def row_token(row: NodeRow, logits: Tensor) -> int:
+    admitted = _admitted_token(row, logits)
+    if admitted is not None:
+        return admitted
     values = edited_logits(row, logits)
     params = row.request.sampling_params
     if params.greedy:
@@ -101,6 +116,28 @@ def row_token(row: NodeRow, logits: Tensor) -> int:
     ids, scores = shortlist(values, params)
     winner = race(scores, keyed_uniform(key, len(values), ids))
     return winner if ids is None else int(ids[winner])
+
+
+def _admitted_token(row: NodeRow, logits: Tensor) -> int | None:
+    """The token that would be chosen without the grammar, where the grammar admits it: with the mask the same would be
+    chosen. None: the mask has to say.
+
+    The first of the largest logits stays that when others are taken out. If it is admitted, scores are the same numbers
+    with and without the mask, and the winner of all tokens, if admitted, wins among the admitted ones."""
+    request = row.request
+    if not chosen_before_mask(request, logits.shape[-1]):
+        return None
+    assert request.constraint is not None
+    values: FloatRow = logits[row.logits_row].cpu().numpy()
+    best = int(values.argmax())
+    if not math.isfinite(values[best]) or not request.constraint.admits(row.draft_ids, best):
+        return None
+    if request.sampling_params.greedy:
+        return best
+    winner = race_winner(values, request.sampling_params.temperature, _sample_key(row))
+    if winner is None or winner == best or request.constraint.admits(row.draft_ids, winner):
+        return winner
+    return None
 
 
 def row_noisy_scores(row: NodeRow, logits: Tensor) -> Probs:  # -> [vocab], -inf where a token is out
