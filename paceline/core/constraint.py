@@ -35,7 +35,7 @@ class Constraint(Protocol):
         answer and gets all of them. Raises `RequestFailedError` where the grammar cannot go on."""
 
     def admits(self, draft_ids: Sequence[int], token: int) -> bool:
-        """Whether `allowed` has this token, found out without the others; False, too, where the grammar cannot go on."""
+        """Whether `allowed` has this token, found out without the others; False where the grammar cannot go on."""
 
     @property
     def is_quick_to_ask(self) -> bool:

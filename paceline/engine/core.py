@@ -64,7 +64,7 @@ class EngineCore:
         self.runner = ModelRunner(model, kv_cache, block_size)
         self.speculator = speculator
         self.verifier = verifier
-        self.grammars = grammars or Grammars(text_decoder, model.config.vocab_size)
+        self.grammars = Grammars(text_decoder, model.config.vocab_size) if grammars is None else grammars
         self.masks = MaskMaker(self.grammars.limits.max_mask_s, self.grammars.late_masks)
         self._asks_grammars_last = verifier.takes_tokens and kv_cache.device.type == "cpu"
         self.clock = StepClock()

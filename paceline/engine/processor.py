@@ -53,7 +53,7 @@ class Processor:
         self.max_model_len = max_model_len
         self._check_speculative = check_speculative
         self._seed = seed
-        self._grammars = grammars or Grammars(tokenizer, vocab_size)
+        self._grammars = Grammars(tokenizer, vocab_size) if grammars is None else grammars
         self._last: _Prepared | None = None
         self._unseeded = itertools.count(1)  # callers may be in several threads
 

@@ -35,8 +35,8 @@ from paceline.ops.sampling_types import FloatRow, Probs
 __all__ = [
     "NodeRow",
     "check_sampling",
-    "chosen_before_mask",
     "choose_tokens",
+    "chosen_before_mask",
     "drawn_from_logits_alone",
     "edited_logits",
     "row_noisy_scores",

@@ -144,10 +144,8 @@ def edit_logits(row: NodeRow, logits: FloatRow) -> FloatRow:
     """The row's logits with every option of this file applied; `logits` itself stays as it is."""
     request, params = row.request, row.request.sampling_params
     ids = _option_ids(params)
-    logits = logits.copy()
     grammar = None if request.constraint is None else request.constraint.allowed(row.draft_ids)
-    if grammar is not None:
-        np.copyto(logits, -np.inf, where=~grammar)
+    logits = logits.copy() if grammar is None else np.where(grammar, logits, np.float32(-np.inf))
     if params.allowed_token_ids is not None:
         num_marked = len(ids.not_allowed)
         np.copyto(logits[:num_marked], -np.inf, where=ids.not_allowed)

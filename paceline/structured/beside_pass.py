@@ -7,9 +7,9 @@ llguidance computes without holding the interpreter, and so do the native kernel
 thread that has not come to its turn until the pass is over is not waited for: the masks of a step take some tenths of a
 millisecond, so the engine then makes them itself.
 
-Where the native kernels have all processors, a mask beside the pass makes the pass longer by as much. So a request whose
-token can be chosen first and shown to its grammar afterwards (`ops/sampling.py`) has none prepared: it needs one only
-where the grammar refuses that token.
+Where the native kernels have all processors, a mask beside the pass makes the pass longer by as much. So a request
+whose token can be chosen first and shown to its grammar afterwards (`ops/sampling.py`) has none prepared: it needs one
+only where the grammar refuses that token.
 """
 
 import time

@@ -9,7 +9,6 @@ there are both: `admits` for whoever has a token and wants to know whether it ma
 End tokens never reach the matcher: one may come where the grammar accepts, and after it nothing but end tokens may.
 """
 
-import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -121,7 +120,7 @@ class OutputConstraint:
         return self._masks_at == self._request.num_output_tokens and path in self._masks
 
     def _takes(self, path: Sequence[int], token: int) -> bool:
-        """What the mask says of one token. A token that may come is taken: mostly it is what the output goes on with."""
+        """What the mask says of one token. One that may come is taken: mostly the output goes on with it."""
         matcher = self._matcher
         if matcher is None or self._num_taken != self._request.num_output_tokens:
             matcher = self._at_end_of_output()
@@ -149,7 +148,11 @@ class OutputConstraint:
 
     def _go_back(self, matcher: LLMatcher, path: Sequence[int]) -> int:
         """Take back draft tokens that are not the beginning of `path`; how many are left."""
-        num_common = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(self._ahead, path)))
+        num_common = 0
+        for mine, theirs in zip(self._ahead, path, strict=False):
+            if mine != theirs:
+                break
+            num_common += 1
         if num_common < len(self._ahead):
             matcher.rollback(len(self._ahead) - num_common)
             del self._ahead[num_common:]

@@ -85,6 +85,14 @@ def test_a_token_is_admitted_exactly_where_the_mask_allows_it(model: LoadedModel
     grammars.close()
 
 
+def test_what_is_prepared_is_what_requests_use(model: LoadedModel) -> None:
+    llm = LLM(model, {"method": "none"}, max_model_len=256)
+    llm.engine.core.grammars.prepare()
+    view = llm.engine.core.grammars.view()
+    llm.generate("One", SamplingParams(max_tokens=2, structured_outputs=StructuredOutputsParams(regex="[ab]{9}")))
+    assert len(llm.engine.core.grammars) == 1 and llm.engine.core.grammars.view() is view
+
+
 def test_each_sample_of_a_call_follows_the_grammar_by_itself(model: LoadedModel) -> None:
     llm = LLM(model, {"method": "grammar"}, max_model_len=256)
     params = SamplingParams(
