@@ -65,7 +65,7 @@ def drawn_from_logits_alone(request: Request, vocab_size: int) -> bool:
 
 
 def chosen_before_mask(request: Request, vocab_size: int) -> bool:
-    """Whether its tokens are chosen as if it had no grammar, then shown to the grammar (`_admitted_token`)."""
+    """Whether its tokens are chosen as if it had no grammar, then shown to the grammar (`_settled_token`)."""
     constraint = request.constraint
     return (
         constraint is not None
@@ -101,9 +101,9 @@ def edited_logits(row: NodeRow, logits: Tensor) -> FloatRow:  # -> [vocab], not 
 
 
 def row_token(row: NodeRow, logits: Tensor) -> int:
-    admitted = _admitted_token(row, logits)
-    if admitted is not None:
-        return admitted
+    settled = _settled_token(row, logits)
+    if settled is not None:
+        return settled
     values = edited_logits(row, logits)
     params = row.request.sampling_params
     if params.greedy:
@@ -118,26 +118,25 @@ def row_token(row: NodeRow, logits: Tensor) -> int:
     return winner if ids is None else int(ids[winner])
 
 
-def _admitted_token(row: NodeRow, logits: Tensor) -> int | None:
-    """The token that would be chosen without the grammar, where the grammar admits it: with the mask the same would be
-    chosen. None: the mask has to say.
+def _settled_token(row: NodeRow, logits: Tensor) -> int | None:
+    """The token that would be chosen without the grammar, where the grammar allows it, or the only one that it allows:
+    with the mask the same would be chosen. None: the mask has to say.
 
-    The first of the largest logits stays that when others are taken out. If it is admitted, scores are the same numbers
-    with and without the mask, and the winner of all tokens, if admitted, wins among the admitted ones."""
+    The first of the largest logits stays that when others are taken out. If it is allowed, scores are the same numbers
+    with and without the mask, and the winner of all tokens, if allowed, wins among the allowed ones."""
     request = row.request
     if not chosen_before_mask(request, logits.shape[-1]):
         return None
     assert request.constraint is not None
     values: FloatRow = logits[row.logits_row].cpu().numpy()
     best = int(values.argmax())
-    if not math.isfinite(values[best]) or not request.constraint.admits(row.draft_ids, best):
+    settled = request.constraint.settled(row.draft_ids, best)
+    if settled is None or not math.isfinite(values[settled]):
         return None
-    if request.sampling_params.greedy:
-        return best
+    if request.sampling_params.greedy or settled != best:
+        return settled
     winner = race_winner(values, request.sampling_params.temperature, _sample_key(row))
-    if winner is None or winner == best or request.constraint.admits(row.draft_ids, winner):
-        return winner
-    return None
+    return winner if winner is None or winner == best else request.constraint.settled(row.draft_ids, winner)
 
 
 def row_noisy_scores(row: NodeRow, logits: Tensor) -> Probs:  # -> [vocab], -inf where a token is out

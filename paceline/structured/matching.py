@@ -3,8 +3,8 @@
 The matcher stands at the end of the request's output, or behind draft tokens that it was last asked about: mostly these
 become output, and are then already taken.
 
-A mask says of every token whether it may come, and takes a few hundred times as long as asking about one token. So
-there are both: `admits` for whoever has a token and wants to know whether it may stay, `allowed` for whoever needs all.
+A mask says of every token whether it may come. To make it takes some five times as long as to ask about one token, to
+apply it longer still. So there are both: `settled` for whoever wants a certain token, `allowed` for whoever needs all.
 
 End tokens never reach the matcher: one may come where the grammar accepts, and after it nothing but end tokens may.
 """
@@ -51,11 +51,11 @@ class OutputConstraint:
         self._masks_at = -1  # the length of the output that they are for
         self._failure: RequestFailedError | None = None
 
-    def admits(self, draft_ids: Sequence[int], token: int) -> bool:
+    def settled(self, draft_ids: Sequence[int], token: int) -> int | None:
         eos = self._view.eos_token_ids
         if not self.is_quick_to_ask or not eos.isdisjoint(draft_ids) or self._is_prepared(tuple(draft_ids)):
-            return bool(self.allowed(draft_ids)[token])
-        return self._guarded(lambda: self._takes(draft_ids, token), False)
+            return token if self.allowed(draft_ids)[token] else None
+        return self._guarded(lambda: self._settled(draft_ids, token), None)
 
     @property
     def is_quick_to_ask(self) -> bool:
@@ -119,25 +119,29 @@ class OutputConstraint:
     def _is_prepared(self, path: tuple[int, ...]) -> bool:
         return self._masks_at == self._request.num_output_tokens and path in self._masks
 
-    def _takes(self, path: Sequence[int], token: int) -> bool:
-        """What the mask says of one token. One that may come is taken: mostly the output goes on with it."""
+    def _settled(self, path: Sequence[int], token: int) -> int | None:
+        """A token that may come is taken by the matcher: mostly the output goes on with it."""
         matcher = self._matcher
         if matcher is None or self._num_taken != self._request.num_output_tokens:
             matcher = self._at_end_of_output()
-        eos = self._view.eos_token_ids
         if self._has_ended and not path:
-            return token in eos
+            return self._settled_end(token)
         if self._has_ended or not self._go_to(matcher, path):
-            return True  # as the mask of what no output can reach
-        forced = matcher.compute_ff_tokens()
-        if forced and token != forced[0]:
-            return False
-        if token in eos:
-            return matcher.is_accepting()
-        if matcher.try_consume_tokens([token]) != 1:
-            return False
+            return token  # as the mask of what no output can reach
+        token = next(iter(matcher.compute_ff_tokens()), token)
+        if matcher.is_accepting() and (matcher.is_stopped() or token in self._view.eos_token_ids):
+            return self._settled_end(token)
+        if token in self._view.eos_token_ids or matcher.try_consume_tokens([token]) != 1:
+            return None
         self._ahead.append(token)
-        return True
+        return token
+
+    def _settled_end(self, token: int) -> int | None:
+        """Where an end token may come, and `token` is one or nothing else may."""
+        eos = self._view.eos_token_ids
+        if token in eos:
+            return token
+        return min(eos) if len(eos) == 1 else None
 
     def _go_to(self, matcher: LLMatcher, path: Sequence[int]) -> bool:
         """Behind these draft tokens; False where they cannot come."""

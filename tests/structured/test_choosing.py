@@ -40,9 +40,9 @@ def test_both_ways_choose_the_same_token(
 
 def test_the_winner_is_shown_to_the_grammar_as_well_as_the_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    real = OutputConstraint.admits
+    real = OutputConstraint.settled
     monkeypatch.setattr(
-        OutputConstraint, "admits", lambda self, path, token: (asked.append(token), real(self, path, token))[1]
+        OutputConstraint, "settled", lambda self, path, token: (asked.append(token), real(self, path, token))[1]
     )
     logits = torch.tensor([3.0, 1.0, -9.0, 1.0])
     tokens = {token_of("a{1,3}b", (), logits, seed, temperature=2.0) for seed in range(NUM_SEEDS)}

@@ -223,7 +223,7 @@ def test_masks_are_made_beside_the_pass_or_afterwards_never_twice() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_token_that_the_grammar_admits_needs_no_mask(temperature: float) -> None:
+def test_a_token_that_the_grammar_allows_needs_no_mask(temperature: float) -> None:
     core = toy_core({"method": "ngram"})
     request = request_of(0, "[a-x]*", temperature=temperature)
     run_all(core, [request])
