@@ -23,10 +23,10 @@ from paceline.structured.trial_process import READY, Answer
 
 logger = logging.getLogger("paceline")
 
-START_S = 20.0  # a busy machine may take seconds to start an interpreter
+START_S = 60.0  # a machine with twenty others at work was seen to take 7 s to start an interpreter
 # Without an answer or an end for so long: something is wrong with the process. Its limit of processor time ends it long
-# before, even where it gets a tenth of a processor.
-MAX_WAIT_S = 20.0
+# before, even where it gets a fiftieth of a processor.
+MAX_WAIT_S = 60.0
 TOO_LARGE = "its compiler ran out of memory or stack. Use fewer or simpler patterns"
 
 
@@ -103,9 +103,9 @@ class Trial:
 
 
 def _started(limits: GrammarLimits) -> "subprocess.Popen[bytes]":
-    paths = os.pathsep.join(path for path in sys.path if path)
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)  # what can be imported here can be there
     process = subprocess.Popen(
-        [sys.executable, "-m", "paceline.structured.trial_process"],
+        [sys.executable, "-P", "-m", "paceline.structured.trial_process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

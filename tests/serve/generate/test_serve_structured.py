@@ -26,7 +26,9 @@ SCHEMA = {
 }
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": SCHEMA, "strict": True}}
 REQUIRED = {"messages": MESSAGES, "tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
-REFUSED_WITHIN_S = 5.0  # the engine gives a grammar 0.9 s; the rest is for a busy machine
+# A second on a quiet machine. The limit of the engine is processor time, behind all others: tests/structured/
+# test_compiler.py holds it. Here a process that gets a thirtieth of a processor must still answer in time.
+REFUSED_WITHIN_S = 30.0
 
 
 @pytest.fixture(scope="module")
