@@ -34,6 +34,14 @@ class Constraint(Protocol):
         """[vocab]: the tokens that may follow the output and then these draft tokens. What no output can reach has no
         answer and gets all of them. Raises `RequestFailedError` where the grammar cannot go on."""
 
+    def settled(self, draft_ids: Sequence[int], token: int) -> int | None:
+        """What comes where `token` is wanted, as far as can be said without a mask: the token itself, if it is allowed,
+        or the only one that is. None: `allowed` has to say."""
+
+    @property
+    def is_quick_to_ask(self) -> bool:
+        """Whether `settled` takes a small part of the time of `allowed`."""
+
     def prune(self, tree: DraftTree) -> DraftTree:
         """The tree without nodes that cannot come."""
 

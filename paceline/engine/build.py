@@ -23,7 +23,7 @@ from paceline.spec.auto.default_members import CANNOT_BUILD
 from paceline.spec.config.speculative_config import SpeculativeConfig
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.speculator import Speculator
-from paceline.structured import Grammars
+from paceline.structured.compiler import Grammars
 from paceline.verifiers import Verifier, make_verifier
 
 logger = logging.getLogger("paceline")

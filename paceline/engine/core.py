@@ -35,9 +35,11 @@ from paceline.errors import InvalidRequestError
 from paceline.kv.manager import KVCacheManager
 from paceline.kv.storage import move_slots
 from paceline.models.padded_decoder import PaddedDecoder
+from paceline.ops.sampling import chosen_before_mask
 from paceline.spec.proposer import Needs, RequestPass, StepContext
 from paceline.spec.speculator import Speculator
-from paceline.structured import Grammars, MaskMaker
+from paceline.structured.beside_pass import MaskMaker
+from paceline.structured.compiler import Grammars
 from paceline.verifiers.sample_match import follow_tokens
 from paceline.verifiers.verifier import Verifier
 
@@ -63,8 +65,9 @@ class EngineCore:
         self.runner = ModelRunner(model, kv_cache, block_size)
         self.speculator = speculator
         self.verifier = verifier
-        self.grammars = grammars or Grammars(text_decoder, model.config.vocab_size)
-        self.masks = MaskMaker(self.grammars.limits.max_mask_s)
+        self.grammars = Grammars(text_decoder, model.config.vocab_size) if grammars is None else grammars
+        self.masks = MaskMaker(self.grammars.limits.max_mask_s, self.grammars.late_masks)
+        self._asks_grammars_last = verifier.takes_tokens and kv_cache.device.type == "cpu"
         self.clock = StepClock()
         self.observers: list[Callable[[StepContext], None]] = []  # told after every step, in the engine's thread
         self._text_decoder = text_decoder
@@ -130,8 +133,7 @@ class EngineCore:
             return None
         begin_s = self.clock.now()
         members = None if self._rounds is None else self._rounds.members(plan.scheduled)
-        masked = [entry for entry in plan.scheduled if entry.request.constraint is not None and entry.reaches_end]
-        self.masks.begin([(entry.request, entry.draft) for entry in masked])
+        self.masks.begin([(entry.request, entry.draft) for entry in plan.scheduled if self._needs_masks(entry)])
         with self.clock.phase("execute"):
             rows = self.runner.launch(
                 plan.scheduled,
@@ -142,6 +144,11 @@ class EngineCore:
                 least_size=1 if members is None else members.size.num_rows,
             )
         return Flight(plan.scheduled, rows, needs, begin_s, members)
+
+    def _needs_masks(self, entry: ScheduledRequest) -> bool:
+        if entry.request.constraint is None or not entry.reaches_end:
+            return False
+        return not (self._asks_grammars_last and chosen_before_mask(entry.request, self.runner.model.config.vocab_size))
 
     def _launch_ahead(self, flight: Flight) -> Flight | None:
         """Launch the pass after this one, which is on its way; None where it must be collected first."""

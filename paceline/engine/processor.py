@@ -21,7 +21,7 @@ from paceline.core.tokenizer import Tokenizer
 from paceline.engine.job import Job
 from paceline.errors import InvalidOptionError, InvalidRequestError
 from paceline.ops.sampling import check_sampling
-from paceline.structured import Grammars
+from paceline.structured.compiler import Grammars
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -53,7 +53,7 @@ class Processor:
         self.max_model_len = max_model_len
         self._check_speculative = check_speculative
         self._seed = seed
-        self._grammars = grammars or Grammars(tokenizer, vocab_size)
+        self._grammars = Grammars(tokenizer, vocab_size) if grammars is None else grammars
         self._last: _Prepared | None = None
         self._unseeded = itertools.count(1)  # callers may be in several threads
 

@@ -25,7 +25,7 @@ from paceline.errors import EngineDeadError, InvalidOptionError, InvalidRequestE
 from paceline.llm.output_stream import News, OutputStream, post
 from paceline.llm.step_watch import StepWatch
 from paceline.llm.sync_llm import DEFAULT_MODEL, LLM, Message, Speculative
-from paceline.llm.worker import INLINE_SIZE, in_worker
+from paceline.llm.worker import in_compiler, in_worker
 from paceline.models.loader import LoadedModel
 from paceline.models.tokenizer import Tokenizer
 
@@ -86,8 +86,15 @@ class AsyncLLM:
 
     async def _job(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Job:
         self._check_id(request_id)
+        await self._compile(params)
         make = self.engine.processor.job
         return await in_worker(_size(prompt, params), lambda: make(request_id, prompt, params))
+
+    async def _compile(self, params: SamplingParams) -> None:
+        """A grammar that is new: it may take a second, in which calls without one do not wait."""
+        wanted, grammars = params.structured_outputs, self.engine.core.grammars
+        if wanted is not None and grammars.known(wanted) is None:
+            await in_compiler(lambda: grammars.compile(wanted))
 
     def _open(self, job: Job, output_kind: RequestOutputKind) -> OutputStream:
         self._check_id(job.request_id)  # again: another may have taken it while the job was made
@@ -299,8 +306,6 @@ def _size(prompt: Prompt, params: SamplingParams) -> int:
         prompt = prompt.get("prompt", prompt.get("prompt_token_ids", ()))
     prediction = (params.speculative or {}).get("prediction")
     size = sum(len(words) * 10 + sum(map(len, words)) for words in (params.stop_strings, params.bad_words))
-    if params.structured_outputs is not None:
-        size += INLINE_SIZE + 1  # its grammar may have to be compiled
     for given in (prompt, prediction, params.allowed_token_ids, params.stop_token_ids, params.logit_bias):
         if isinstance(given, Sized):
             size += len(given) if isinstance(given, str) else len(given) // 10

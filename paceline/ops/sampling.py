@@ -27,7 +27,7 @@ from paceline.errors import NothingToSampleError, RequestFailedError
 from paceline.ops.native.noise import race_winner
 from paceline.ops.random import Purpose, gumbel, keyed_uniform, keyed_uniform_rows, noise_key, race
 from paceline.ops.sampling_check import check_sampling
-from paceline.ops.sampling_edits import NodeRow, edit_logits, may_need_edit, needs_edit
+from paceline.ops.sampling_edits import NodeRow, edit_logits, may_need_edit, needs_edit, only_grammar_edits
 from paceline.ops.sampling_logprobs import token_logprobs
 from paceline.ops.sampling_truncate import nothing_to_sample, shortlist, truncated_scores, truncates
 from paceline.ops.sampling_types import FloatRow, Probs
@@ -36,6 +36,7 @@ __all__ = [
     "NodeRow",
     "check_sampling",
     "choose_tokens",
+    "chosen_before_mask",
     "drawn_from_logits_alone",
     "edited_logits",
     "row_noisy_scores",
@@ -61,6 +62,17 @@ def drawn_from_logits_alone(request: Request, vocab_size: int) -> bool:
     A property of the request and not of a row: two ways of drawing agree up to rounding, so a request keeps to one."""
     params = request.sampling_params
     return params.logprobs is None and not truncates(params, vocab_size) and not may_need_edit(request)
+
+
+def chosen_before_mask(request: Request, vocab_size: int) -> bool:
+    """Whether its tokens are chosen as if it had no grammar, then shown to the grammar (`_settled_token`)."""
+    constraint = request.constraint
+    return (
+        constraint is not None
+        and constraint.is_quick_to_ask
+        and only_grammar_edits(request)
+        and not truncates(request.sampling_params, vocab_size)
+    )
 
 
 def target_probs(rows: Sequence[NodeRow], logits: Tensor) -> list[Probs | RequestFailedError]:
@@ -89,6 +101,9 @@ def edited_logits(row: NodeRow, logits: Tensor) -> FloatRow:  # -> [vocab], not 
 
 
 def row_token(row: NodeRow, logits: Tensor) -> int:
+    settled = _settled_token(row, logits)
+    if settled is not None:
+        return settled
     values = edited_logits(row, logits)
     params = row.request.sampling_params
     if params.greedy:
@@ -101,6 +116,27 @@ def row_token(row: NodeRow, logits: Tensor) -> int:
     ids, scores = shortlist(values, params)
     winner = race(scores, keyed_uniform(key, len(values), ids))
     return winner if ids is None else int(ids[winner])
+
+
+def _settled_token(row: NodeRow, logits: Tensor) -> int | None:
+    """The token that would be chosen without the grammar, where the grammar allows it, or the only one that it allows:
+    with the mask the same would be chosen. None: the mask has to say.
+
+    The first of the largest logits stays that when others are taken out. If it is allowed, scores are the same numbers
+    with and without the mask, and the winner of all tokens, if allowed, wins among the allowed ones."""
+    request = row.request
+    if not chosen_before_mask(request, logits.shape[-1]):
+        return None
+    assert request.constraint is not None
+    values: FloatRow = logits[row.logits_row].cpu().numpy()
+    best = int(values.argmax())
+    settled = request.constraint.settled(row.draft_ids, best)
+    if settled is None or not math.isfinite(values[settled]):
+        return None
+    if request.sampling_params.greedy or settled != best:
+        return settled
+    winner = race_winner(values, request.sampling_params.temperature, _sample_key(row))
+    return winner if winner is None or winner == best else request.constraint.settled(row.draft_ids, winner)
 
 
 def row_noisy_scores(row: NodeRow, logits: Tensor) -> Probs:  # -> [vocab], -inf where a token is out

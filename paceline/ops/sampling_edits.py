@@ -119,14 +119,23 @@ def may_need_edit(request: Request) -> bool:
     return _edits_every_row(request) or bool(request.sampling_params.min_tokens)
 
 
+def only_grammar_edits(request: Request) -> bool:
+    """Whether a grammar, and no other option of this file, touches its rows."""
+    others = request.sampling_params.min_tokens or _edits_besides_grammar(request)
+    return request.constraint is not None and not others
+
+
 def _edits_every_row(request: Request) -> bool:
+    return request.constraint is not None or _edits_besides_grammar(request)
+
+
+def _edits_besides_grammar(request: Request) -> bool:
     params = request.sampling_params
     return bool(
         params.logit_bias
         or params.allowed_token_ids is not None
         or params.logits_processors
         or request.bad_words
-        or request.constraint is not None
         or _has_penalties(params)
     )
 
@@ -135,10 +144,8 @@ def edit_logits(row: NodeRow, logits: FloatRow) -> FloatRow:
     """The row's logits with every option of this file applied; `logits` itself stays as it is."""
     request, params = row.request, row.request.sampling_params
     ids = _option_ids(params)
-    logits = logits.copy()
     grammar = None if request.constraint is None else request.constraint.allowed(row.draft_ids)
-    if grammar is not None:
-        np.copyto(logits, -np.inf, where=~grammar)
+    logits = logits.copy() if grammar is None else np.where(grammar, logits, np.float32(-np.inf))
     if params.allowed_token_ids is not None:
         num_marked = len(ids.not_allowed)
         np.copyto(logits[:num_marked], -np.inf, where=ids.not_allowed)

@@ -6,11 +6,16 @@
 llguidance computes without holding the interpreter, and so do the native kernels and CUDA: the two run side by side. A
 thread that has not come to its turn until the pass is over is not waited for: the masks of a step take some tenths of a
 millisecond, so the engine then makes them itself.
+
+Where the native kernels have all processors, a mask beside the pass makes the pass longer by as much. So a request
+whose token can be chosen first and shown to its grammar afterwards (`ops/sampling.py`) has none prepared: it needs one
+only where the grammar refuses that token.
 """
 
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
@@ -19,9 +24,22 @@ from paceline.errors import RequestFailedError
 Work = tuple[Request, DraftTree]
 
 
+@dataclass(slots=True)
+class LateMasks:
+    """Masks that were not prepared when they were needed: the engine made them itself."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        self.seconds += seconds
+
+
 class MaskMaker:
-    def __init__(self, max_mask_s: float) -> None:
+    def __init__(self, max_mask_s: float, late: LateMasks | None = None) -> None:
         self._max_mask_s = max_mask_s
+        self._late = late or LateMasks()
         self._thread: ThreadPoolExecutor | None = None
         self._begun: tuple[_Batch, Future[None]] | None = None
         self._computing_s = 0.0  # wherever it was done
@@ -69,7 +87,12 @@ class MaskMaker:
 
     def figures(self) -> dict[str, float]:
         """For `LLM.stats()`."""
-        return {"num_masked_steps": self._num_steps, "mask_s": self._computing_s, "mask_wait_s": self._waiting_s}
+        return {
+            "num_masked_steps": self._num_steps,
+            "num_late_masks": self._late.count,
+            "mask_s": self._computing_s + self._late.seconds,
+            "mask_wait_s": self._waiting_s + self._late.seconds,
+        }
 
 
 class _Batch:

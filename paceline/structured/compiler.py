@@ -1,6 +1,6 @@
 """From what a request asks for to a compiled grammar, cached by its text.
 
-Compiling is done by whoever asks: the caller's thread offline, the worker of `AsyncLLM`, never the engine's thread.
+Compiling is done by whoever asks: the caller's thread offline, a thread of `AsyncLLM` for it, never the engine's.
 llguidance lets other threads run meanwhile.
 """
 
@@ -9,8 +9,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
-from hashlib import sha256
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -20,7 +19,8 @@ from paceline.core.request import Request
 from paceline.core.structured import StructuredOutputsParams
 from paceline.core.tokenizer import Tokenizer
 from paceline.errors import InvalidRequestError
-from paceline.structured.grammar_text import grammar_text
+from paceline.structured.beside_pass import LateMasks
+from paceline.structured.grammar_text import refusal
 from paceline.structured.limits import DEFAULT_LIMITS, GrammarLimits
 from paceline.structured.matching import CompiledGrammar, OutputConstraint
 from paceline.structured.trial import Trial
@@ -37,17 +37,20 @@ class TokenView:
     eos_token_ids: frozenset[int]
     special_tokens: Mapping[str, int]
     only_eos: Allowed  # [vocab]
+    late_masks: LateMasks = field(default_factory=LateMasks)
 
 
 class Grammars:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int, limits: GrammarLimits = DEFAULT_LIMITS) -> None:
         self.limits = limits
+        self.late_masks = LateMasks()
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._view: TokenView | None = None
-        self._trial = Trial(limits.max_compile_s)
+        self._trial = Trial(limits)
         self._lock = threading.Lock()  # callers may be in several threads
-        self._compiled: OrderedDict[bytes, tuple[CompiledGrammar, int]] = OrderedDict()  # least recently used first
+        # With the length of its text, least recently used first.
+        self._compiled: OrderedDict[StructuredOutputsParams, tuple[CompiledGrammar, int]] = OrderedDict()
 
     def constrain(self, *requests: Request) -> None:
         """Give requests of one call their constraints, where their options ask for one and they have none yet."""
@@ -62,27 +65,29 @@ class Grammars:
     def compile(self, wanted: StructuredOutputsParams) -> CompiledGrammar:
         """Raises InvalidRequestError, with the reason."""
         view = self.view()
-        key = sha256(repr(wanted).encode("utf-8", "surrogatepass")).digest()
-        with self._lock:
-            known = self._compiled.get(key)
-            if known is not None:
-                self._compiled.move_to_end(key)
-                return known[0]
-        text = grammar_text(wanted, self.limits, dict(view.special_tokens))
-        refusal = self._trial.refusal(text)
-        matcher = None if refusal else LLMatcher(view.tokenizer, text, log_level=0, limits=self._parser_limits())
-        if matcher is not None and matcher.is_error():
-            refusal = matcher.get_error()
-        if matcher is None or refusal:
-            raise InvalidRequestError(f"structured_outputs.{wanted.kind} cannot be used: {_first_lines(refusal)}")
+        compiled = self.known(wanted)
+        if compiled is not None:
+            return compiled
+        text = self._trial.grammar_text(wanted, view.special_tokens)
+        matcher = LLMatcher(view.tokenizer, text, log_level=0, limits=self._parser_limits())
+        if matcher.is_error():
+            raise InvalidRequestError(refusal(wanted, matcher.get_error()))
         compiled = CompiledGrammar(matcher, wanted.kind in ("grammar", "structural_tag") and _names_tokens(text))
-        self._keep(key, compiled, len(text))
+        self._keep(wanted, compiled, len(text))
         return compiled
+
+    def known(self, wanted: StructuredOutputsParams) -> CompiledGrammar | None:
+        """What was compiled before; None where it has to be compiled."""
+        with self._lock:
+            known = self._compiled.get(wanted)
+            if known is not None:
+                self._compiled.move_to_end(wanted)
+        return None if known is None else known[0]
 
     def view(self) -> TokenView:
         """Made on first use: it takes about half a second, in which no other thread runs."""
         if self._view is None:
-            self._view = token_view(self._tokenizer, self._vocab_size)
+            self._view = replace(token_view(self._tokenizer, self._vocab_size), late_masks=self.late_masks)
         return self._view
 
     def prepare(self) -> None:
@@ -100,9 +105,9 @@ class Grammars:
     def __len__(self) -> int:
         return len(self._compiled)
 
-    def _keep(self, key: bytes, compiled: CompiledGrammar, num_chars: int) -> None:
+    def _keep(self, wanted: StructuredOutputsParams, compiled: CompiledGrammar, num_chars: int) -> None:
         with self._lock:
-            self._compiled[key] = (compiled, num_chars)
+            self._compiled[wanted] = (compiled, num_chars)
             total = sum(size for _, size in self._compiled.values())
             while len(self._compiled) > self.limits.max_cached or (
                 total > self.limits.max_cached_chars and len(self._compiled) > 1
@@ -139,9 +144,3 @@ def token_view(tokenizer: Tokenizer, vocab_size: int) -> TokenView:
 def _names_tokens(grammar: str) -> bool:
     """Whether a Lark grammar may hold `<|control|>` or `<[id]>`; text that only looks like it costs some time."""
     return re.search(r"<[^<>\s]+>", grammar) is not None
-
-
-def _first_lines(text: str, num_chars: int = 400) -> str:
-    """llguidance quotes the grammar in its messages; a client knows its own grammar."""
-    text = " ".join(text.split())
-    return text if len(text) <= num_chars else text[:num_chars] + "..."

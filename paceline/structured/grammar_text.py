@@ -4,6 +4,7 @@ Unhashable `required` names and the like are left to the compiler, which says wh
 """
 
 import json
+import re
 from typing import Any, cast
 
 from llguidance import LLMatcher
@@ -27,7 +28,14 @@ def grammar_text(wanted: StructuredOutputsParams, limits: GrammarLimits, special
     except InvalidRequestError:
         raise
     except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"structured_outputs.{wanted.kind} cannot be used: {error}") from error
+        raise InvalidRequestError(refusal(wanted, str(error))) from error
+
+
+def refusal(wanted: StructuredOutputsParams, reason: str, num_chars: int = 400) -> str:
+    """For the client. llguidance quotes the grammar in its reasons; a client knows its own grammar."""
+    reason = " ".join(reason.split())
+    shortened = reason if len(reason) <= num_chars else reason[:num_chars] + "..."
+    return f"structured_outputs.{wanted.kind} cannot be used: {shortened}"
 
 
 def _grammar_text(wanted: StructuredOutputsParams, limits: GrammarLimits, special_tokens: dict[str, int]) -> str:
@@ -45,7 +53,9 @@ def _grammar_text(wanted: StructuredOutputsParams, limits: GrammarLimits, specia
     if wanted.kind == "structural_tag":
         tags = json.loads(str(wanted.structural_tag))
         return LLMatcher.grammar_from_lark(tag_grammar(tags, limits, special_tokens))
-    return LLMatcher.grammar_from_lark(_lark(str(wanted.grammar), limits))
+    lark = _lark(str(wanted.grammar), limits)
+    _check_schemas_in(lark, limits)
+    return LLMatcher.grammar_from_lark(lark)
 
 
 def _json(schema: Any, wanted: StructuredOutputsParams) -> str:
@@ -73,6 +83,21 @@ def _lark(text: str, limits: GrammarLimits) -> str:
         raise InvalidRequestError(
             f"the grammar is neither Lark (a rule `start: ...`) nor EBNF (a rule `root ::= ...`): {error}"
         ) from error
+
+
+def _check_schemas_in(lark: str, limits: GrammarLimits) -> None:
+    """`%json {...}` in a grammar, such as that of a tool's arguments, is a schema like any other."""
+    decoder = json.JSONDecoder()
+    for found in re.finditer(r"%json\s*", lark):
+        try:
+            schema, _ = decoder.raw_decode(lark, found.end())
+        except ValueError:  # the compiler says what is wrong, if it is no text that only looks like it
+            continue
+        try:
+            check_schema(schema, limits)
+        except InvalidRequestError as error:
+            line, column = lark.count("\n", 0, found.start()) + 1, found.start() - lark.rfind("\n", 0, found.start())
+            raise ValueError(f"at {line}({column}): {error}") from error  # as the compiler says where
 
 
 def _escaped(text: str) -> str:

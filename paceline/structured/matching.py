@@ -1,16 +1,18 @@
 """One request's place in its grammar.
 
-The matcher stands at the end of the request's output. For a draft tree it is walked depth first: a token is taken, its
-node looked at, and taken back, so that every edge of the tree is walked once. Afterwards it stands where it stood.
-Grammars that name tokens (control tokens, ids) are walked on copies instead: llguidance 1.9 does not find its way back
-over such a token where it was forced. A copy takes 0.1 us for each token of the output.
+The matcher stands at the end of the request's output, or behind draft tokens that it was last asked about: mostly these
+become output, and are then already taken.
+
+A mask says of every token whether it may come. To make it takes some five times as long as to ask about one token, to
+apply it longer still. So there are both: `settled` for whoever wants a certain token, `allowed` for whoever needs all.
 
 End tokens never reach the matcher: one may come where the grammar accepts, and after it nothing but end tokens may.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from llguidance import LLMatcher
@@ -20,11 +22,11 @@ from paceline.core.faults import request_error
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.errors import RequestFailedError
+from paceline.structured.tree_walk import ROOT, Visit, walk
 
 if TYPE_CHECKING:
     from paceline.structured.compiler import TokenView
 
-ROOT = -1
 NOTHING_FORCED = Forced([], 0)
 
 T = TypeVar("T")
@@ -44,15 +46,27 @@ class OutputConstraint:
         self._matcher: LLMatcher | None = None  # made on first use, dropped at the end: many requests may be waiting
         self._num_taken = 0  # output tokens that it has seen
         self._has_ended = False  # an end token is among them
+        self._ahead: list[int] = []  # draft tokens that it has seen after them
         self._masks: dict[tuple[int, ...], bytes] = {}  # after these draft tokens; bits, one a token
         self._masks_at = -1  # the length of the output that they are for
         self._failure: RequestFailedError | None = None
 
+    def settled(self, draft_ids: Sequence[int], token: int) -> int | None:
+        eos = self._view.eos_token_ids
+        if not self.is_quick_to_ask or not eos.isdisjoint(draft_ids) or self._is_prepared(tuple(draft_ids)):
+            return token if self.allowed(draft_ids)[token] else None
+        return self._guarded(lambda: self._settled(draft_ids, token), None)
+
+    @property
+    def is_quick_to_ask(self) -> bool:
+        return not self._compiled.names_tokens
+
     def allowed(self, draft_ids: Sequence[int]) -> Allowed:
         path = tuple(draft_ids)
-        is_prepared = self._masks_at == self._request.num_output_tokens and path in self._masks
-        if not is_prepared and self._failure is None:
+        if not self._is_prepared(path) and self._failure is None:
+            begin_s = time.perf_counter()
             self.prepare(DraftTree.chain(path))
+            self._view.late_masks.add(time.perf_counter() - begin_s)
         if self._failure is not None:
             raise self._failure
         bits = self._masks.get(path)
@@ -68,23 +82,24 @@ class OutputConstraint:
         if self._masks_at != self._request.num_output_tokens:
             self._masks = {}
             self._masks_at = self._request.num_output_tokens
-        self._guarded(lambda matcher: self._make_masks(matcher, tree), None)
+        self._guarded(lambda: self._make_masks(self._at_end_of_output(), tree), None)
 
     def prune(self, tree: DraftTree) -> DraftTree:
         """A node with a distribution of its own stays although it cannot come: its rule rejects it, and what is emitted
         then is not what would be emitted had nothing been drafted. Nothing can come after it either way."""
         if not tree.token_ids:
             return tree
-        return self._guarded(lambda matcher: self._pruned(matcher, tree), EMPTY_TREE)
+        return self._guarded(lambda: self._pruned(self._at_end_of_output(), tree), EMPTY_TREE)
 
     def forced(self, max_tokens: int) -> Forced:
-        return self._guarded(lambda matcher: self._forced(matcher, max_tokens), NOTHING_FORCED)
+        return self._guarded(lambda: self._forced(self._at_end_of_output(), max_tokens), NOTHING_FORCED)
 
     def of_request(self, request: Request) -> "OutputConstraint":
         return OutputConstraint(self._compiled, self._view, request)
 
     def close(self) -> None:
         self._matcher = None
+        self._ahead = []
         self._masks = {}
         self._masks_at = -1
 
@@ -92,20 +107,72 @@ class OutputConstraint:
         """From now on none of its rows can be sampled; the matcher may still be in use in another thread."""
         self._failure = error
 
-    def _guarded(self, ask: Callable[[LLMatcher], T], otherwise: T) -> T:
+    def _guarded(self, ask: Callable[[], T], otherwise: T) -> T:
         """What fails here is told where the request's next token is chosen: it ends this request only."""
         if self._failure is None:
             try:
-                return ask(self._at_end_of_output())
+                return ask()
             except BaseException as raised:
                 self._failure = request_error("following its grammar", raised)
         return otherwise
+
+    def _is_prepared(self, path: tuple[int, ...]) -> bool:
+        return self._masks_at == self._request.num_output_tokens and path in self._masks
+
+    def _settled(self, path: Sequence[int], token: int) -> int | None:
+        """A token that may come is taken by the matcher: mostly the output goes on with it."""
+        matcher = self._matcher
+        if matcher is None or self._num_taken != self._request.num_output_tokens:
+            matcher = self._at_end_of_output()
+        if self._has_ended and not path:
+            return self._settled_end(token)
+        if self._has_ended or not self._go_to(matcher, path):
+            return token  # as the mask of what no output can reach
+        token = next(iter(matcher.compute_ff_tokens()), token)
+        if matcher.is_accepting() and (matcher.is_stopped() or token in self._view.eos_token_ids):
+            return self._settled_end(token)
+        if token in self._view.eos_token_ids or matcher.try_consume_tokens([token]) != 1:
+            return None
+        self._ahead.append(token)
+        return token
+
+    def _settled_end(self, token: int) -> int | None:
+        """Where an end token may come, and `token` is one or nothing else may."""
+        eos = self._view.eos_token_ids
+        if token in eos:
+            return token
+        return min(eos) if len(eos) == 1 else None
+
+    def _go_to(self, matcher: LLMatcher, path: Sequence[int]) -> bool:
+        """Behind these draft tokens; False where they cannot come."""
+        rest = list(path[self._go_back(matcher, path) :])
+        num_taken = matcher.try_consume_tokens(rest) if rest else 0
+        self._ahead += rest[:num_taken]
+        return num_taken == len(rest)
+
+    def _go_back(self, matcher: LLMatcher, path: Sequence[int]) -> int:
+        """Take back draft tokens that are not the beginning of `path`; how many are left."""
+        num_common = 0
+        for mine, theirs in zip(self._ahead, path, strict=False):
+            if mine != theirs:
+                break
+            num_common += 1
+        if num_common < len(self._ahead):
+            matcher.rollback(len(self._ahead) - num_common)
+            del self._ahead[num_common:]
+        return num_common
 
     def _at_end_of_output(self) -> LLMatcher:
         """The matcher, after it has taken what is new in the output."""
         request = self._request
         if self._matcher is None or self._num_taken > request.num_output_tokens:
             self._matcher, self._num_taken, self._has_ended = self._compiled.matcher.deep_copy(), 0, False
+            self._ahead = []
+        if self._ahead:
+            self._num_taken += self._go_back(
+                self._matcher, request.token_ids[request.num_prompt_tokens + self._num_taken :]
+            )
+            self._ahead = []
         for token in request.token_ids[request.num_prompt_tokens + self._num_taken :]:
             self._has_ended = self._has_ended or token in self._view.eos_token_ids
             if not self._has_ended and self._matcher.try_consume_tokens([token]) != 1:
@@ -127,39 +194,15 @@ class OutputConstraint:
             kept.update(node for node, parent in enumerate(tree.parents) if parent in kept and node not in kept)
         return tree.keep(sorted(kept - {ROOT}))
 
-    def _walk(
-        self, matcher: LLMatcher, tree: DraftTree, *, looks_at_forced: bool = False
-    ) -> Iterator[tuple[int, bool, LLMatcher]]:
-        """The nodes that can come, the root first: each with whether the text has ended and a matcher that is there.
-
-        `looks_at_forced`: where only one spelling is allowed of several that the grammar can read, that one alone."""
-        children = _children(tree)
-        eos = self._view.eos_token_ids
-        copies = self._compiled.names_tokens
-        path: list[_Place] = []
-        entered: tuple[int, bool, LLMatcher] | None = (ROOT, self._has_ended, matcher)
-        while entered is not None or path:
-            if entered is not None:
-                yield entered
-                node, ended, here = entered
-                forced = here.compute_ff_tokens()[:1] if looks_at_forced and children[node] and not ended else []
-                path.append(_Place(*entered, iter(children[node]), forced))
-                entered = None
-            place = path[-1]
-            child = next(place.waiting, None)
-            if child is None:
-                path.pop()
-                if place.node != ROOT and not place.ended and not copies:
-                    matcher.rollback(1)
-                continue
-            token = tree.token_ids[child]
-            if token in eos:
-                if place.ended or place.matcher.is_accepting():
-                    entered = (child, True, place.matcher)
-            elif not place.ended and (not place.forced or token == place.forced[0]):
-                there = place.matcher.deep_copy() if copies else matcher
-                if there.try_consume_tokens([token]) == 1:
-                    entered = (child, False, there)
+    def _walk(self, matcher: LLMatcher, tree: DraftTree, *, looks_at_forced: bool = False) -> Iterator[Visit]:
+        return walk(
+            matcher,
+            tree,
+            self._view.eos_token_ids,
+            has_ended=self._has_ended,
+            copies=self._compiled.names_tokens,
+            looks_at_forced=looks_at_forced,
+        )
 
     def _forced(self, matcher: LLMatcher, max_tokens: int) -> Forced:
         if self._has_ended:
@@ -182,24 +225,6 @@ class OutputConstraint:
         if not self._compiled.names_tokens:
             matcher.rollback(num_taken)
         return Forced(tokens[:max_tokens], min(num_certain, max_tokens))
-
-
-class _Place(NamedTuple):
-    """A node on the path from the root to where the walk is."""
-
-    node: int
-    ended: bool
-    matcher: LLMatcher
-    waiting: Iterator[int]  # children to come
-    forced: list[int]  # the only token that may follow, where there is one
-
-
-def _children(tree: DraftTree) -> list[list[int]]:
-    """For each node, and at [ROOT] for the root."""
-    children: list[list[int]] = [[] for _ in range(len(tree) + 1)]
-    for node, parent in enumerate(tree.parents):
-        children[parent].append(node)
-    return children
 
 
 def _bits(matcher: LLMatcher) -> bytes:

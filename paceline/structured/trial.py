@@ -1,52 +1,66 @@
-"""Every new grammar is first compiled in another process, which is ended where it takes too long.
+"""Every new grammar is first written and compiled in another process, which is ended where it takes too long.
 
 A compiler of regular expressions and grammars can be made to run for hours by a few lines of text (an intersection of
 thirty patterns is enough), or out of memory or stack. In a thread nothing could stop it. The process is started once
-and kept; it is asked line by line.
+and kept. It also looks through schemas: in a thread of ours that would keep the interpreter from the engine.
 """
 
-import base64
 import logging
+import os
+import pickle
+import signal
 import subprocess
 import sys
 import threading
-import time
+from collections.abc import Mapping
 from selectors import EVENT_READ, DefaultSelector
+
+from paceline.core.structured import StructuredOutputsParams
+from paceline.errors import InvalidRequestError
+from paceline.structured.grammar_text import grammar_text, refusal
+from paceline.structured.limits import GrammarLimits
+from paceline.structured.trial_process import READY, Answer
 
 logger = logging.getLogger("paceline")
 
-MAX_MEMORY_BYTES = 4 << 30  # address space of the process: a choice, far above what allowed texts take
-START_S = 20.0  # a busy machine may take seconds to start an interpreter
+START_S = 60.0  # a machine with twenty others at work was seen to take 7 s to start an interpreter
+# Without an answer or an end for so long: something is wrong with the process. Its limit of processor time ends it long
+# before, even where it gets a fiftieth of a processor.
+MAX_WAIT_S = 60.0
+TOO_LARGE = "its compiler ran out of memory or stack. Use fewer or simpler patterns"
 
 
 class Trial:
-    def __init__(self, max_s: float) -> None:
-        self._max_s = max_s
+    def __init__(self, limits: GrammarLimits) -> None:
+        self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
         self._is_possible = True
         self._lock = threading.Lock()
 
-    def refusal(self, grammar: str) -> str:
-        """Why the grammar cannot be used; empty where nothing speaks against it."""
+    def grammar_text(self, wanted: StructuredOutputsParams, special_tokens: Mapping[str, int]) -> str:
+        """What llguidance is to compile, and can. Raises InvalidRequestError, with the reason."""
+        tokens = dict(special_tokens) if wanted.kind == "structural_tag" else {}
         with self._lock:
             process = self._running()
             if process is None:
-                return ""
-            assert process.stdin is not None and process.stdout is not None
-            begin_s = time.perf_counter()
+                return grammar_text(wanted, self._limits, tokens)
+            assert process.stdin is not None
             try:
-                process.stdin.write(base64.b64encode(grammar.encode("utf-8", "surrogatepass")) + b"\n")
+                process.stdin.write(pickle.dumps((wanted, tokens)))
                 process.stdin.flush()
-                answer = _line(process, self._max_s)
-            except OSError:
-                answer = None
-            if answer is not None:
-                return base64.b64decode(answer).decode()
-            took_s = time.perf_counter() - begin_s
-            self._end()
-        if took_s < self._max_s:
-            return "its compiler ran out of memory or stack. Use fewer or simpler patterns"
-        return f"compiling it took more than {self._max_s:g} s. Use fewer or simpler patterns"
+                answer = _answer(process, MAX_WAIT_S)
+                waited_in_vain = False
+            except OSError as error:
+                answer, waited_in_vain = None, isinstance(error, TimeoutError)
+            if answer is None:
+                self._end()
+        if answer is None:
+            too_slow = waited_in_vain or process.returncode == -signal.SIGPROF  # by the kernel, at the limit
+            raise InvalidRequestError(refusal(wanted, self._too_slow() if too_slow else TOO_LARGE))
+        good, text = answer
+        if not good:
+            raise InvalidRequestError(text)
+        return text
 
     def start(self) -> None:
         with self._lock:
@@ -56,6 +70,9 @@ class Trial:
         with self._lock:
             self._end()
 
+    def _too_slow(self) -> str:
+        return f"compiling it took more than {self._limits.max_compile_s:g} s. Use fewer or simpler patterns"
+
     def _running(self) -> "subprocess.Popen[bytes] | None":
         """The process; None where none can be started here: then a grammar is compiled without trial."""
         if self._process is not None and self._process.poll() is None:
@@ -63,13 +80,8 @@ class Trial:
         self._end()
         if self._is_possible:
             try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", _CHILD, str(MAX_MEMORY_BYTES)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                )
-                self._is_possible = _line(self._process, START_S) == b"ready\n"
+                self._process = _started(self._limits)
+                self._is_possible = _answer(self._process, START_S) == READY
             except OSError:
                 self._is_possible = False
         if not self._is_possible:
@@ -90,32 +102,30 @@ class Trial:
         self._end()
 
 
-def _line(process: "subprocess.Popen[bytes]", max_s: float) -> bytes | None:
-    """What the process answers within the time; None where it does not, or is no more."""
+def _started(limits: GrammarLimits) -> "subprocess.Popen[bytes]":
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)  # what can be imported here can be there
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "paceline.structured.trial_process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": paths, "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert process.stdin is not None
+    process.stdin.write(pickle.dumps(limits))
+    process.stdin.flush()
+    return process
+
+
+def _answer(process: "subprocess.Popen[bytes]", max_s: float) -> Answer | None:
+    """What the process says next; None where it is no more. Raises TimeoutError where nothing comes in time."""
     assert process.stdout is not None
     with DefaultSelector() as selector:
         selector.register(process.stdout, EVENT_READ)
         if not selector.select(max_s):
-            return None
-    line = process.stdout.readline()
-    return line if line.endswith(b"\n") else None
-
-
-# The whole program of the process. It imports nothing of ours: it is to be there quickly.
-_CHILD = """
-import base64, os, sys
-try:
-    import resource
-    resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[1]),) * 2)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-except (ImportError, ValueError, OSError):
-    pass
-from llguidance import LLMatcher
-out = sys.stdout.buffer
-out.write(b"ready\\n"); out.flush()
-for line in sys.stdin.buffer:
-    grammar = base64.b64decode(line).decode("utf-8", "surrogatepass")
-    failed, said = LLMatcher.validate_grammar_with_warnings(grammar)
-    text = "; ".join(said) if failed else ""
-    out.write(base64.b64encode(text.encode("utf-8", "replace")) + b"\\n"); out.flush()
-"""
+            raise TimeoutError
+    try:
+        answer: Answer = pickle.load(process.stdout)
+    except (EOFError, pickle.UnpicklingError):
+        return None
+    return answer

@@ -12,7 +12,7 @@ from paceline.core.outputs import TokenLogprobs
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.ops.sampling import NodeRow, row_noisy_scores
-from paceline.structured import Grammars
+from paceline.structured.compiler import Grammars
 from paceline.verify.check import Check
 from paceline.verify.equality import EngineCase
 from paceline.verify.passes import Part, Passes

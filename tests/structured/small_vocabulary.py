@@ -9,7 +9,7 @@ import tokenizers
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.structured import StructuredOutputsParams
-from paceline.structured import Grammars
+from paceline.structured.compiler import Grammars
 
 A, B, AB, END = range(4)
 TEXTS = {"a": A, "b": B, "ab": AB, "<end>": END}

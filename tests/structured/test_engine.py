@@ -159,7 +159,7 @@ def test_a_grammar_that_takes_too_long_ends_its_request_alone(monkeypatch: pytes
     import threading
 
     release = threading.Event()
-    slow, other = request_of(0, "[a-d]{9}"), request_of(1, "abcd")
+    slow, other = request_of(0, "[a-d]{9}", top_p=0.9, temperature=1.0), request_of(1, "abcd")
     core = toy_core()
     core.masks = MaskMaker(max_mask_s=0.05)
     for request in (slow, other):
@@ -210,7 +210,7 @@ def test_a_shared_prefix_in_the_cache_changes_nothing(plain: list[list[int]]) ->
 def test_masks_are_made_beside_the_pass_or_afterwards_never_twice() -> None:
     core = toy_core()
     made: list[str] = []
-    request = request_of(0, "abcd")
+    request = request_of(0, "abcd", logit_bias={0: 0.5})  # has to be applied after the mask
     core.add_request(request)
     assert isinstance(request.constraint, OutputConstraint)
     real = request.constraint._make_masks
@@ -220,3 +220,27 @@ def test_masks_are_made_beside_the_pass_or_afterwards_never_twice() -> None:
         core.step()
         next(steps)
     assert len(made) == next(steps) == core.masks.figures()["num_masked_steps"]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_token_that_the_grammar_allows_needs_no_mask(temperature: float) -> None:
+    core = toy_core({"method": "ngram"})
+    request = request_of(0, "[a-x]*", temperature=temperature)
+    run_all(core, [request])
+    figures = core.masks.figures()
+    assert len(request.output_token_ids) > 2
+    assert figures["num_masked_steps"] == 0 and figures["num_late_masks"] <= 2  # where the toy chose an odd token
+
+
+@pytest.mark.parametrize("method", [None, {"method": "ngram"}, {"method": "grammar"}])
+def test_choosing_first_and_asking_afterwards_gives_the_tokens_of_the_masks(
+    method: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = [run_all(toy_core(method), [request])[0] for request in requests_of()]
+    masked = []
+    for request in requests_of():
+        core = toy_core(method)
+        monkeypatch.setattr(OutputConstraint, "is_quick_to_ask", False)
+        masked.append(run_all(core, [request])[0])
+        assert core.masks.figures()["num_masked_steps"] > 0
+    assert asked == masked

@@ -62,6 +62,51 @@ def test_pruning_keeps_exactly_the_nodes_that_the_masks_allow(regex: str, tree: 
     )
 
 
+PATHS = st.lists(st.integers(0, VOCAB - 1), max_size=4)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.sampled_from(REGEXES), st.lists(st.tuples(PATHS, st.integers(0, VOCAB - 1)), max_size=12), PATHS)
+def test_a_wanted_token_comes_exactly_where_the_mask_allows_it(
+    regex: str, asked: list[tuple[list[int], int]], choices: list[int]
+) -> None:
+    """Whatever was asked before, and while the output grows."""
+    request = constrained(regex)
+    output: list[int] = []
+    for choice in [*choices, 0]:
+        for path, token in asked:
+            allowed = allowed_ids(constrained(regex, output), path)
+            settled = constraint_of(request).settled(path, token)
+            assert (settled == token) == (token in allowed)
+            assert settled in (None, token) or allowed == {settled}
+        may_come = sorted(allowed_ids(constrained(regex, output)))
+        output.append(may_come[choice % len(may_come)])
+        request.token_ids.append(output[-1])
+
+
+@pytest.mark.parametrize("regex", REGEXES)
+def test_asking_about_single_tokens_leaves_masks_pruning_and_forced_tokens_as_they_are(regex: str) -> None:
+    tree = DraftTree([A, B, AB, AB, B, A], [-1, 0, 1, 0, 3, 4])
+    request, alone = constrained(regex), constrained(regex)
+    for token in range(VOCAB):
+        constraint_of(request).settled((), token)
+        constraint_of(request).settled((A,), token)
+        assert allowed_ids(request) == allowed_ids(alone)
+        assert constraint_of(request).forced(8) == constraint_of(alone).forced(8)
+        assert constraint_of(request).prune(tree) == constraint_of(alone).prune(tree)
+
+
+def test_after_an_output_outside_the_grammar_nothing_is_settled() -> None:
+    request = constrained("ab", [B])
+    assert all(constraint_of(request).settled((), token) is None for token in range(VOCAB))
+
+
+@pytest.mark.parametrize(("regex", "output", "only"), [("ab", [], AB), ("ab", [AB], END), ("ab", [AB, END], END)])
+def test_the_only_token_that_may_come_comes_whatever_is_wanted(regex: str, output: list[int], only: int) -> None:
+    for token in range(VOCAB):
+        assert constraint_of(constrained(regex, output)).settled((), token) == only
+
+
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.sampled_from(REGEXES), trees(), st.lists(st.integers(0, VOCAB - 1), max_size=4))
 def test_what_was_looked_at_before_does_not_matter(regex: str, tree: DraftTree, choices: list[int]) -> None:
@@ -145,5 +190,8 @@ def test_tokens_named_in_a_grammar_are_walked_like_any_others(grammar: str) -> N
         path = path_of(kept, node)
         assert allowed_ids(request, path) == allowed_ids(constrained_by(grammar), path)
     assert len(kept) > 1 and before == allowed_ids(request)
+    for token in range(VOCAB):
+        settled = constraint_of(request).settled((A,), token)
+        assert (settled == token) == (token in allowed_ids(constrained_by(grammar), (A,)))
     request.token_ids.append(A)
     assert allowed_ids(request) == allowed_ids(constrained_by(grammar, [A]))

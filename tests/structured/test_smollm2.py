@@ -11,8 +11,9 @@ import pytest
 
 from benchmarks.structured_schemas import schemas
 from paceline import LLM, SamplingParams, StructuredOutputsParams
+from paceline.core.request import Request
 from paceline.models.loader import LoadedModel, load_model
-from paceline.structured.compiler import token_view
+from paceline.structured.compiler import Grammars, token_view
 
 NUM_SCHEMAS = 3
 
@@ -55,6 +56,43 @@ def test_answers_validate_and_are_the_same_with_drafts(model: LoadedModel) -> No
     assert [o.outputs[0].token_ids for o in drafted] == [o.outputs[0].token_ids for o in plain]
     by_member = llm.stats()["speculation"]["merge"]["by_member"]
     assert by_member["grammar"]["num_accepted_tokens"] > 20
+
+
+def test_a_wanted_token_comes_exactly_where_the_mask_allows_it(model: LoadedModel) -> None:
+    """Over the real vocabulary, along a text: forced keys, free strings, numbers, the end."""
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 9}, "age": {"type": "integer", "maximum": 99}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    vocab_size = model.decoder.config.vocab_size
+    grammars = Grammars(model.tokenizer, vocab_size)
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(json=schema))
+    rng = np.random.default_rng(0)
+    text = model.tokenizer.encode('{"name": "Ada ☃", "age": 36}')
+    for length in range(len(text) + 1):
+        request, alone = (Request("a", [1], params, max_tokens=99, seed=0) for _ in range(2))
+        for one in (request, alone):
+            one.token_ids += text[:length]
+            grammars.constrain(one)
+            assert one.constraint is not None
+        mask = alone.constraint.allowed(())  # type: ignore[union-attr]
+        some = np.flatnonzero(mask)
+        tokens = {*rng.integers(0, vocab_size, 300).tolist(), *rng.permutation(some)[:200].tolist(), *range(20)}
+        for token in tokens:
+            settled = request.constraint.settled((), token)  # type: ignore[union-attr]
+            assert (settled == token) == mask[token]
+            assert settled in (None, token) or some.tolist() == [settled]
+    grammars.close()
+
+
+def test_what_is_prepared_is_what_requests_use(model: LoadedModel) -> None:
+    llm = LLM(model, {"method": "none"}, max_model_len=256)
+    llm.engine.core.grammars.prepare()
+    view = llm.engine.core.grammars.view()
+    llm.generate("One", SamplingParams(max_tokens=2, structured_outputs=StructuredOutputsParams(regex="[ab]{9}")))
+    assert len(llm.engine.core.grammars) == 1 and llm.engine.core.grammars.view() is view
 
 
 def test_each_sample_of_a_call_follows_the_grammar_by_itself(model: LoadedModel) -> None:

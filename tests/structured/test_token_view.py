@@ -8,8 +8,7 @@ from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.structured import StructuredOutputsParams
 from paceline.models.tokenizer import Tokenizer
-from paceline.structured import Grammars
-from paceline.structured.compiler import token_view
+from paceline.structured.compiler import Grammars, token_view
 from tests.models.test_gguf_tokenizer import PIECES, WORDS, write_sentencepiece
 
 

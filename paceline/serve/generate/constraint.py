@@ -43,7 +43,7 @@ def _of_tool(call: Call, reason: str) -> str:
     found = _PLACE.match(reason)
     if found is None:
         return f"tools cannot be used: {reason}"
-    line = constraint.grammar.splitlines()[int(found["line"]) - 1]
+    line = constraint.grammar.split("\n")[int(found["line"]) - 1]
     number = _ARGUMENTS.match(line)
     what = f"the parameters of {call.plan.tools[int(number[1])].function.name!r}" if number else "response_format"
     return f"{what} cannot be used: {found['reason']}"
