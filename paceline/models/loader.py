@@ -66,13 +66,8 @@ def load_model(
     quiet: bool = False,
 ) -> LoadedModel:
     """Resolve, read and build a model. `num_threads` sets PyTorch's threads where PyTorch computes."""
-    said: dict[str, Any] = {
-        "dtype": dtype,
-        "device": device,
-        "quantization": quantization,
-        "batch_invariant": batch_invariant,
-    }
-    said |= {"num_threads": num_threads, "kernels": kernels}
+    said: dict[str, Any] = {"dtype": dtype, "device": device, "quantization": quantization}
+    said |= {"batch_invariant": batch_invariant, "num_threads": num_threads, "kernels": kernels}
     target = _device(device)
     torch_dtype = _dtype(dtype, target)
     use_native = _use_native(kernels, target)
