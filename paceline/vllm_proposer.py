@@ -33,7 +33,9 @@ KEY = "paceline"  # of vLLM's additional_config
 MEMBERS = ("ngram", "suffix")  # methods that need only tokens
 METHODS = (*MEMBERS, "merge")
 VLLMS_OWN = ("num_speculative_tokens", "rejection_sample_method", *RULE_KEYS)
-NODES_PER_TOKEN = 4  # of the tree that a chain is chosen from, for each token of the chain
+# Of the tree that a chain is chosen from, for each token of the chain. Replayed on 60 prompts of Spec-Bench, suffix, 4
+# tokens: 1.643 tokens per pass at 1, 1.660 at 2, 1.662 at 4 and at 8.
+NODES_PER_TOKEN = 4
 PARAMS = SamplingParams()  # drafters of tokens read none of it
 
 
@@ -43,6 +45,9 @@ class Proposer:
         services = EngineParts(int(vllm_config.model_config.get_vocab_size()), max_model_len)
         self.speculator = Speculator(configuration(vllm_config), services)
         self._rows = BatchRows(max_model_len)
+
+    def load_model(self, target: object) -> None:
+        """vLLM on a CPU asks every drafter to load its model: these have none."""
 
     def propose(
         self,
