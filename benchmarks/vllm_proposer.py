@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # steps are counted in this process
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 
 from vllm_peer import answer
 
 from paceline.bench.run.provenance import provenance
 from paceline.bench.workloads.workload import Prompt, load_workload
 
-MAX_MODEL_LEN = 4096
+MAX_MODEL_LEN = 2048
+KV_BYTES = 256 << 20  # of each engine: room for one request with as many tokens, of a model of this size
 PLAIN = "plain"
 OURS = {"method": "custom_class", "model": "paceline.vllm_proposer.Proposer"}
 ROWS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {  # speculative_config, additional_config
@@ -116,6 +116,7 @@ def engine(args: argparse.Namespace, config: dict[str, Any] | None, additional: 
         dtype=args.dtype,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=1,
+        kv_cache_memory_bytes=KV_BYTES,
         enforce_eager=True,
         enable_prefix_caching=False,
         disable_log_stats=False,
