@@ -95,7 +95,19 @@ def test_of_requests_with_the_same_tokens_each_keeps_its_own_row() -> None:
     for row in (0, 1):
         batch.put(row, [1, 2])
     assert advance(rows, batch, [5], [5]) == ({0: "1", 1: "2"}, [])
-    assert advance(rows, batch, [6], [7]) == ({0: "1", 1: "2"}, [])
+    assert advance(rows, batch, [6], [6]) == ({0: "1", 1: "2"}, [])
+    batch.put(0, [8, 8])
+    assert advance(rows, batch, [], [7]) == ({1: "2"}, ["1"])
+
+
+def test_requests_that_change_places_are_told_apart_although_vllm_writes_over_its_rows() -> None:
+    rows, batch = BatchRows(WIDTH), Batch()
+    batch.put(0, [1, 2])
+    batch.put(1, [3, 4])
+    advance(rows, batch, [5], [6])
+    batch.put(0, [3, 4, 6])
+    batch.put(1, [1, 2, 5])
+    assert advance(rows, batch, [7], [8]) == ({0: "2", 1: "1"}, [])
 
 
 def decode(proposer: Proposer, prompt: list[int], output: list[int]) -> list[list[int]]:
@@ -118,6 +130,15 @@ def test_what_stood_before_is_drafted_as_a_chain_of_the_length_that_vllm_gives(m
     drafts = decode(Proposer(vllm_config(4, {"method": method})), [*PATTERN, 1, 5], [*PATTERN[1:], 99])
     assert drafts[0] == PATTERN[2:6]
     assert all(len(draft) <= 4 for draft in drafts)
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix", "merge"])
+def test_of_two_continuations_one_is_drafted(method: str) -> None:
+    prompt = [1, 2, 30, 31, 32, 1, 2, 40, 41, 42, 1]
+    batch, proposer = Batch(), Proposer(vllm_config(3, {"method": method, "node_budget": 12}))
+    batch.put(0, prompt)
+    [draft] = proposer.propose(*batch.given([[2]]))
+    assert draft in ([30, 31, 32], [40, 41, 42])
 
 
 def test_a_draft_ends_before_the_context_does() -> None:
