@@ -2,7 +2,7 @@
 
     VENV/bin/python benchmarks/vllm_proposer.py spec_bench.jsonl --model FOLDER
 
-Runs in vLLM's own interpreter, where Paceline must be importable (`pip install --no-deps .`, or PYTHONPATH). One engine
+Runs in vLLM's own interpreter, where Paceline must be importable (PYTHONPATH, or `pip install --no-deps`). One engine
 for each row lives in this process, and every prompt is answered by all of them in turn before the next one comes, so
 that a machine that becomes slower becomes slower for all. Greedy, one request at a time: each step of an engine is one
 pass for one request. Ends with exit code 1 where a text differs from that of plain decoding.
