@@ -1,6 +1,7 @@
 """The tables of docs/from-vllm.md that are made from the code: python -m tests.from_vllm_page writes them anew.
 
-What vLLM has is written down here by name, as of vLLM 0.24; what becomes of a name is looked up in our signatures.
+What vLLM has is written down here by name, as of vLLM 0.24 (routes: 0.32); what becomes of a name is looked up in our
+signatures and routes.
 """
 
 import dataclasses
@@ -10,8 +11,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from paceline import LLM, AsyncLLM, LLMEngine, SamplingParams
-from paceline.core.foreign_options import CALL, ENGINE, REQUEST, SAMPLING, SERVE, SPECULATIVE, Foreign
+from paceline.core.foreign_options import CALL, ENGINE, REQUEST, SAMPLING, SERVE, SPECULATIVE, UNREAD, Foreign
 from paceline.engine.arg_utils import OWN
+from paceline.serve.http.absent_routes import ABSENT_ROUTES
+from paceline.serve.http.request_bodies import UNSUPPORTED, CompletionRequest
+from paceline.serve.responses.request import ResponsesRequest
 
 PAGE = Path(__file__).parent.parent / "docs" / "from-vllm.md"
 
@@ -100,6 +104,11 @@ SAMPLING_FIELDS = [
     "thinking_token_budget",
     "repetition_detection",
 ]
+# Those of its server, beside the ones that absent_routes.py has; /ready and others are ours alone.
+ROUTES = [
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/responses/{response_id}", "/v1/models",
+    "/tokenize", "/detokenize", "/tokenizer_info", "/health", "/version", "/metrics", "/docs", "/openapi.json",
+]  # fmt: skip
 
 
 def table(heading: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -158,6 +167,31 @@ def foreign_table(options: Mapping[str, Foreign]) -> str:
     return table(("name", "accepted", "why it has no effect, and another value is refused"), rows)
 
 
+def routes_table() -> str:
+    rows = [(f"`{path}`", "same", "") for path in ROUTES]
+    rows += [(f"`{path}`", "absent", reason) for path, reason in ABSENT_ROUTES.items()]
+    return table(("route", "", "what to use instead, or why it is not here"), rows)
+
+
+def openai_table() -> str:
+    """OpenAI's fields for what is not here, by the body that they belong to."""
+    completions = {name: row for name, row in CompletionRequest.unsupported.items() if name not in UNSUPPORTED}
+    bodies = {
+        "chat and completions": UNSUPPORTED,
+        "completions": completions,
+        "responses": ResponsesRequest.unsupported,
+    }
+    rows = []
+    for body, fields in bodies.items():
+        for name, (values, reason) in fields.items():
+            rows.append((f"`{name}`", body, ", ".join(f"`{value!r}`" for value in values) or "none but null", reason))
+    return table(("field", "of", "accepted", "why another value is refused"), rows)
+
+
+def unread_table() -> str:
+    return table(("field", "why it has no effect"), [(f"`{name}`", reason) for name, reason in UNREAD.items()])
+
+
 def engine_list() -> str:
     given = inspect.signature(LLM.__init__).parameters
     assert set(OWN) <= set(given)
@@ -173,11 +207,14 @@ BLOCKS = {
     "methods": methods_table,
     "sampling": sampling_table,
     "engine": engine_list,
+    "routes": routes_table,
     "no effect: engine": lambda: foreign_table(ENGINE),
     "no effect: serve": lambda: foreign_table(SERVE),
     "no effect: calls": lambda: foreign_table(CALL),
     "no effect: sampling": lambda: foreign_table(SAMPLING),
     "no effect: request": lambda: foreign_table(REQUEST),
+    "no effect: OpenAI's": openai_table,
+    "no effect: unread": unread_table,
     "no effect: speculative_config": lambda: foreign_table(SPECULATIVE),
 }
 

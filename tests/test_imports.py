@@ -28,6 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "serve": {"llm", "core", "lab"},
     "verify": {"llm", "core", "ops", "models", "verifiers", "spec", "structured"},
     "bench": {"llm", "core", "lab", "spec"},
+    "vllm_proposer": {"core", "spec"},
 }
 ANYTHING = {"cli", "__init__", "__main__"}
 

@@ -50,6 +50,8 @@ OWN_KERNELS = "which kernels run is chosen by `kernels`, `device` and `batch_inv
 OWN_SCHEDULE = "the scheduler cuts prompts to the pass by itself; answers are the same"
 OWN_LOADING = "a model folder is read as its files say"
 NOT_POOLING = "models here generate text: no embedding, classifying or scoring"
+LABEL = "a label: it is sent back by /v1/responses, and never changes an answer"
+SENT_BACK = "a part of an earlier answer that clients send back with it"
 NOTHING_STORED = "figures are always kept, and read with get_metrics(), stats() or /metrics"
 
 # Arguments of `LLM`, `AsyncLLM` and `EngineArgs`, and flags of `paceline serve` (with dashes).
@@ -186,6 +188,23 @@ REQUEST: dict[str, Foreign] = {
     "thinking_token_budget": SAMPLING["thinking_token_budget"],
     "detokenize": only(True, reason="answers are text; return_token_sources adds the ids"),
     "echo": only(False, reason="only /v1/completions repeats its prompt"),
+}
+
+# Fields of a body that are known, of any shape that they may have, and that no answer depends on. A point leads inside.
+UNREAD: dict[str, str] = {
+    "user": LABEL,
+    "metadata": LABEL,
+    "safety_identifier": LABEL,
+    "prompt_cache_key": LABEL,
+    "response_format.json_schema.name": "a schema is held to by a grammar, which needs no name",
+    "response_format.json_schema.description": "the model is not shown it: say it in a message; text.format: likewise",
+    "response_format.json_schema.strict": "a schema is always held to",
+    "messages.tool_calls.index": SENT_BACK,
+    "input.id": SENT_BACK,
+    "input.status": SENT_BACK,
+    "input.content.type": "text is text, whoever wrote it",
+    "input.content.annotations": SENT_BACK,
+    "input.content.logprobs": SENT_BACK,
 }
 
 # Arguments of `generate` and `chat`.

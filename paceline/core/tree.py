@@ -111,6 +111,21 @@ class DraftTree:
             None if self.confidence is None else self.confidence[:num_nodes],
         )
 
+    def likeliest_path(self) -> "DraftTree":
+        """The chain, from the root to a leaf, that is expected to have most tokens accepted; equal ones: the first."""
+        expected = [0.0] * (len(self) + 1)  # accepted tokens below each node, if it is accepted; at [-1] of the root
+        best_child = [-1] * (len(self) + 1)
+        for node in reversed(range(len(self))):
+            chance = 1.0 if self.confidence is None else self.confidence[node]
+            worth, parent = chance * (1.0 + expected[node]), self.parents[node]
+            if worth >= expected[parent]:
+                expected[parent], best_child[parent] = worth, node
+        path, node = [], best_child[-1]
+        while node >= 0:
+            path.append(node)
+            node = best_child[node]
+        return self.keep(path)
+
     def sources(self, accepted: Sequence[int]) -> list[str]:
         """Where each token of a verified pass came from: the accepted nodes' drafters, then the last token's kind."""
         if not self.token_ids:

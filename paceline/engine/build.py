@@ -16,6 +16,7 @@ from paceline.engine.config import EngineConfig, ResolvedConfig, resolve_config
 from paceline.engine.core import EngineCore
 from paceline.engine.processor import Processor
 from paceline.engine.scheduler import SchedulerConfig
+from paceline.errors import InvalidOptionError
 from paceline.models.loader import LoadedModel, load_model
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.static_inputs import PassRoom
@@ -53,7 +54,11 @@ def build_engine(
 ) -> Engine:
     given = DEFAULT_SPECULATION if speculative_config is None else speculative_config
     speculative = SpeculativeConfig.parse(given)  # before the model: a typo should not cost a load
-    loaded = load_model(model, **model_options) if isinstance(model, str) else model
+    if isinstance(model, str):
+        loaded = load_model(model, **model_options)
+    else:
+        _check_loaded(model, model_options)
+        loaded = model
     may_fall_back = speculative_config is None
     if loaded.capture is not None:
         speculative, is_auto = where_captured(speculative)
@@ -103,6 +108,16 @@ def build_engine(
         grammars,
     )
     return Engine(core, processor, loaded, config)
+
+
+def _check_loaded(model: LoadedModel, options: Mapping[str, Any]) -> None:
+    """What is said of a model that is loaded already must be what was said then, or nothing."""
+    for name, value in options.items():
+        nothing = ("auto",) if name == "quantization" else ("auto", None)  # quantization=None says something
+        if value not in (*nothing, model.loaded_with.get(name)):
+            raise InvalidOptionError(
+                f"{name}={value!r} comes too late for a model that is loaded: give it to load_model, or give LLM a name"
+            )
 
 
 def prepare(decoder: PaddedDecoder, hidden_layers: Sequence[int]) -> None:

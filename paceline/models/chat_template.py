@@ -7,17 +7,21 @@ block `generation`.
 
 import datetime
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paceline.errors import InvalidRequestError, ModelLoadError
 
+logger = logging.getLogger("paceline")
+
 Message = Mapping[str, Any]
+MAX_UNREAD_TOLD = 16  # names of options: they come from clients, who must not fill the log
 # Characters that mean nothing, of another plane than those of control_tokens.py: one of them marks a message's end.
 PRIVATE_USE = range(0x100000, 0x10FFFE)
 
@@ -43,16 +47,25 @@ class ChatTemplate:
         environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
         try:
             self._template = environment.from_string(source)
+            self._reads = meta.find_undeclared_variables(environment.parse(source)) | {"tools"}
         except TemplateError as error:
             raise ModelLoadError(f"the model's chat template is not valid Jinja ({error})") from error
+        self._told: set[str] = set()
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, options: Mapping[str, Any]) -> str:
         plain = plain_messages(messages)
+        self._tell_of_unread(options)
         values = {**self._special_tokens, "tools": None, "documents": None, **options}
         try:
             return self._template.render(messages=plain, add_generation_prompt=add_generation_prompt, **values)
         except (TemplateError, TypeError) as error:
             raise InvalidRequestError(f"the model's chat template cannot take these messages: {error}") from error
+
+    def _tell_of_unread(self, options: Mapping[str, Any]) -> None:
+        for name in options:
+            if name not in self._reads and name not in self._told and len(self._told) < MAX_UNREAD_TOLD:
+                self._told.add(name)
+                logger.warning("chat_template_kwargs: %.64r has no effect: the chat template does not read it", name)
 
 
 def is_jinja(source: str) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.errors import ModelLoadError
+from paceline.errors import InvalidOptionError, ModelLoadError
 from paceline.models.config import read_json
 
 FILE = "generation_config.json"
@@ -26,6 +26,11 @@ TAKEN = {
 
 def sampling_defaults(model: Path, source: str = "auto", override: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Options of `SamplingParams` that hold where a request says nothing. `override` stands before the file."""
+    for name in override or {}:
+        if name not in TAKEN:
+            raise InvalidOptionError(
+                f"override_generation_config takes no {name!r}: it has defaults of sampling, {', '.join(TAKEN)}"
+            )
     found: dict[str, Any] = {}
     if source != "vllm":
         folder = model if source == "auto" else Path(source).expanduser()

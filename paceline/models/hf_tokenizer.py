@@ -6,13 +6,24 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import tokenizers
 
 from paceline.core.option_values import shown
 from paceline.errors import InvalidOptionError
 from paceline.models.chat_template import Message
+
+# Arguments of `__call__` and `apply_chat_template` for what is not made here, and values that ask for none of it.
+_NOT_MADE: dict[str, tuple[Any, ...]] = {
+    "padding": (None, False, "do_not_pad"),
+    "truncation": (None, False, "do_not_truncate"),
+    "max_length": (None,),
+    "return_tensors": (None,),
+    "return_dict": (None, False),
+    "return_assistant_tokens_mask": (None, False),
+    "tokenizer_kwargs": (None, {}),
+}
 
 
 class HFTokenizer(ABC):
@@ -97,8 +108,7 @@ class HFTokenizer(ABC):
         asked = {name: value for name, value in options.items() if value not in (None, False, "do_not_pad")}
         asked.pop("return_attention_mask", None)
         if asked:
-            name, value = next(iter(asked.items()))
-            raise InvalidOptionError(f"{name}={shown(value)} is not supported: a call gives lists of token ids")
+            _refuse(*next(iter(asked.items())))
         if isinstance(text, str):
             ids = self.encode(text, add_special_tokens)
             return {"input_ids": ids, "attention_mask": [1] * len(ids)}
@@ -135,6 +145,9 @@ class HFTokenizer(ABC):
         **template_options: Any,
     ) -> Any:
         """One conversation's token ids (or its text), or a list of them for several."""
+        for name, nothing in _NOT_MADE.items():
+            if name in template_options and (value := template_options.pop(name)) not in nothing:
+                _refuse(name, value)
         options: dict[str, Any] = {
             "tools": tools,
             "template": chat_template,
@@ -162,3 +175,7 @@ class HFTokenizer(ABC):
         token = self.special_tokens.get(name)
         found = None if token is None else self.backend.token_to_id(token)
         return default if found is None else found
+
+
+def _refuse(name: str, value: Any) -> NoReturn:
+    raise InvalidOptionError(f"{name}={shown(value)} is not supported: a call gives lists of token ids")

@@ -6,9 +6,10 @@
 
 import importlib.util
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -50,6 +51,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     execution: str  # how it computes, in one line for people
     capture: Callable[[PassRoom], PaddedDecoder] | None = None  # where an engine should run it as captured passes
+    loaded_with: Mapping[str, Any] = field(default_factory=dict)  # what `load_model` was told
 
 
 def load_model(
@@ -64,6 +66,8 @@ def load_model(
     quiet: bool = False,
 ) -> LoadedModel:
     """Resolve, read and build a model. `num_threads` sets PyTorch's threads where PyTorch computes."""
+    said: dict[str, Any] = {"dtype": dtype, "device": device, "quantization": quantization}
+    said |= {"batch_invariant": batch_invariant, "num_threads": num_threads, "kernels": kernels}
     target = _device(device)
     torch_dtype = _dtype(dtype, target)
     use_native = _use_native(kernels, target)
@@ -90,7 +94,7 @@ def load_model(
         is_plain = config.head_dim <= FUSED_HEAD_DIM and not config.special_parts
         if invariant and target.type == "cuda" and kernels == "auto" and is_plain:
             decoder, capture = _fused(decoder)
-    return LoadedModel(model, path, config, decoder, tokenizer, _execution(decoder, quantization), capture)
+    return LoadedModel(model, path, config, decoder, tokenizer, _execution(decoder, quantization), capture, said)
 
 
 def _native_decoder(

@@ -113,3 +113,30 @@ def test_sources_name_the_drafter_and_the_kind_of_the_last_token() -> None:
 def test_what_is_not_a_tree_is_refused(tree: DraftTree) -> None:
     with pytest.raises(InvalidOptionError):
         tree.check(5)
+
+
+@given(trees())
+def test_the_likeliest_path_is_the_best_of_all_paths(tree: DraftTree) -> None:
+    def worth(path: list[int]) -> float:
+        assert tree.confidence is not None
+        total, chance = 0.0, 1.0
+        for node in path:
+            chance *= tree.confidence[node]
+            total += chance
+        return total
+
+    leaves = set(range(len(tree))) - set(tree.parents)
+    chosen = tree.likeliest_path()
+    assert chosen.is_chain
+    best = max((worth(tree.ancestors(leaf)) for leaf in leaves), default=0.0)
+    assert any(
+        says(chosen) == says(tree.keep(tree.ancestors(leaf))) and worth(tree.ancestors(leaf)) == pytest.approx(best)
+        for leaf in leaves
+    ) or (not leaves and not chosen)
+
+
+def test_without_confidence_the_likeliest_path_is_the_longest_and_then_the_first() -> None:
+    tree = DraftTree([1, 2, 3, 4, 5], [-1, -1, 1, 0, 3])
+    assert tree.likeliest_path().token_ids == [1, 4, 5]
+    assert DraftTree([1, 2], [-1, -1]).likeliest_path().token_ids == [1]
+    assert EMPTY_TREE.likeliest_path() == EMPTY_TREE

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from paceline import LLM
+from paceline.errors import InvalidOptionError
 from paceline.models.loader import LoadedModel
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.plain_passes import DrawingDecoder, PlainPasses
@@ -42,3 +43,27 @@ def test_every_pass_of_an_engine_has_a_captured_size() -> None:
     llm = LLM(captured(toy_model()), {"method": "none"}, **OPTIONS)
     model = llm.engine.core.runner.model
     assert isinstance(model, PaddedDecoder) and model.sizes[-1] >= 16
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dtype", "float16"),
+        ("device", "cpu"),
+        ("quantization", "int8"),
+        ("batch_invariant", True),
+        ("num_threads", 1),
+        ("kernels", "torch"),
+    ],
+)
+def test_options_of_loading_are_refused_once_the_model_is_loaded(name: str, value: Any) -> None:
+    with pytest.raises(InvalidOptionError, match=f"{name}=.*too late"):
+        LLM(toy_model(), **OPTIONS, **{name: value})
+    loaded = dataclasses.replace(toy_model(), loaded_with={name: value})
+    LLM(loaded, {"method": "none"}, **OPTIONS, **{name: value})
+
+
+def test_floating_point_cannot_be_asked_of_a_model_that_was_loaded_without_saying_so() -> None:
+    loaded = dataclasses.replace(toy_model(), loaded_with={"quantization": "auto"})
+    with pytest.raises(InvalidOptionError, match="quantization=None"):
+        LLM(loaded, {"method": "none"}, **OPTIONS, quantization=None)

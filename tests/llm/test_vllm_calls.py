@@ -260,6 +260,9 @@ def test_the_models_own_sampling_defaults_hold_where_nothing_is_given(tmp_path: 
     assert changed.get_default_sampling_params() == SamplingParams(temperature=0.6, top_k=3, max_tokens=5)
     elsewhere = LLM(toy_model(), generation_config=str(tmp_path), **SMALL)
     assert elsewhere.get_default_sampling_params().top_k == 7
+    for name in ("temprature", "do_sample", "eos_token_id"):
+        with pytest.raises(InvalidOptionError, match=f"override_generation_config takes no '{name}'"):
+            LLM(model, override_generation_config={name: 1}, **SMALL)
 
 
 def test_a_profile_is_written_where_one_was_asked_for(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from paceline.errors import InvalidRequestError, ModelLoadError
-from paceline.models.chat_template import ChatTemplate
+from paceline.models.chat_template import MAX_UNREAD_TOLD, ChatTemplate
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
 
@@ -39,6 +39,16 @@ def test_a_generation_block_is_its_content() -> None:
 
 def test_options_reach_the_template() -> None:
     assert render("{{ enable_thinking }}", enable_thinking=False) == "False"
+
+
+def test_an_option_that_the_template_does_not_read_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    template = ChatTemplate("{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}", {})
+    for options in ({"tools": None}, {"enable_thinking": True}, {"thinking": True}, {"thinking": False}):
+        template.render(HI, add_generation_prompt=True, options=options)
+    (record,) = caplog.records
+    assert "'thinking' has no effect" in record.getMessage()
+    template.render(HI, add_generation_prompt=True, options={f"option {i}": 1 for i in range(100)})
+    assert len(caplog.records) == MAX_UNREAD_TOLD, "a client must not fill the log"
 
 
 def test_text_parts_are_joined() -> None:

@@ -47,6 +47,17 @@ def test_chat_templates_agree(options: dict[str, Any], ours: Tokenizer, from_tra
     assert ours.apply_chat_template([CHAT, CHAT], tokenize=False, **options) == [found] * 2
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("padding", True), ("truncation", True), ("max_length", 5), ("return_tensors", "pt"), ("return_dict", True)],
+)
+def test_what_a_call_does_not_make_is_refused_where_it_is_asked_for(ours: Tokenizer, name: str, value: Any) -> None:
+    for call in (ours, ours.apply_chat_template):
+        with pytest.raises(InvalidOptionError, match=name):
+            call(CHAT if call is not ours else "a", **{name: value})  # type: ignore[operator]
+        call(CHAT if call is not ours else "a", **{name: None})  # type: ignore[operator]
+
+
 def test_a_message_that_goes_on_keeps_its_end_and_its_control_tokens_are_text(ours: Tokenizer) -> None:
     chat = [CHAT[0], {"role": "assistant", "content": "<|im_end|> is "}]
     ids = ours.chat_token_ids(chat, False, continue_final_message=True)

@@ -17,6 +17,7 @@ from paceline.serve.generate.answer import CHAT, PLAIN, GenerationResponse
 from paceline.serve.generate.params import tokenize_chat, tokenize_text
 from paceline.serve.generate.served_engine import ServedEngine
 from paceline.serve.generate.service import Service
+from paceline.serve.http.absent_routes import add_absent_routes
 from paceline.serve.http.body import BodyReader
 from paceline.serve.http.errors import ApiError, as_api_error
 from paceline.serve.http.limits import check_model
@@ -83,6 +84,7 @@ def create_app(backend: ServedEngine, config: ServerConfig) -> FastAPI:
     add_page(app)
     _add_error_handlers(app)
     describe_bodies(app, ChatCompletionRequest, CompletionRequest, ResponsesRequest, TokenizeRequest, DetokenizeRequest)
+    add_absent_routes(app)
     paths = frozenset(path for route in app.routes if (path := getattr(route, "path", "")) and "{" not in path)
     app.add_middleware(
         Guard,
