@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <vector>
 
 #include "model.h"
@@ -22,6 +23,10 @@ constexpr int kGroup = 2;           // panels that are multiplied together: 32 o
 
 int num_groups(const Matrix& w) { return (w.num_panels + kGroup - 1) / kGroup; }
 const uint8_t* group_data(const Matrix& w, int group) { return w.data + (size_t)group * kGroup * w.panel_bytes; }
+
+double seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
 
 struct AttentionItem {
   int row, rows, kv_head;
@@ -61,7 +66,9 @@ class Pass {
 
     // Calls f(i) for every i in [0, n), on whichever thread; gives back when all are done.
     template <typename F>
-    void share(int n, F f) {
+    void share(PlStep what, int n, F f) {
+      double* profile = p.m_.profile ? p.m_.profile + ((size_t)thread * PL_STEPS + what) * 2 : nullptr;
+      const double started = profile ? seconds() : 0.0;
       Taken* now = &p.taken_[(step % 2) * p.threads_];
       // No thread is in the next step before the barrier below, nor in the last one since the barrier above.
       p.taken_[((step + 1) % 2) * p.threads_ + thread].count.store(0, std::memory_order_relaxed);
@@ -74,7 +81,11 @@ class Pass {
         }
       }
       step++;
+      const double worked = profile ? seconds() : 0.0;
       team.barrier();
+      if (!profile) return;
+      profile[0] += worked - started;
+      profile[1] += seconds() - worked;
     }
     float* scratch() const { return p.m_.scratch.get() + (size_t)thread * p.scratch_floats_; }
 
@@ -86,7 +97,7 @@ class Pass {
     void project_qkv(const Layer& layer, const void* after);
     void rotate_and_store(const Layer& layer, int index);
     void attend(const Layer& layer, int index);
-    void project_add(const Matrix& w, const Activations& x, const void* after);
+    void project_add(PlStep what, const Matrix& w, const Activations& x, const void* after);
     void gate_up(const Layer& layer, const void* after);
     void logits();
 
@@ -242,7 +253,7 @@ void Pass::Worker::run() {
 
 void Pass::Worker::embed() {
   const int half = p.c_.head_dim / 2;
-  share(p.b_.num_rows, [&](int row) {
+  share(PL_STEP_EMBED, p.b_.num_rows, [&](int row) {
     unpack_row(p.m_.embed, p.b_.token_ids[row], p.m_.x.get() + (size_t)row * p.c_.hidden_size);
     for (int i = 0; i < half; i++) {
       const float angle = (float)p.b_.positions[row] * p.m_.inv_freq[i];
@@ -256,7 +267,7 @@ void Pass::Worker::capture(int id) {
   const int n = p.b_.num_hidden, size = p.c_.hidden_size;
   for (int j = 0; j < n; j++) {
     if (p.b_.hidden_layers[j] != id) continue;
-    share(p.b_.num_rows, [&](int row) {
+    share(PL_STEP_EMBED, p.b_.num_rows, [&](int row) {
       const float* x = p.m_.x.get() + (size_t)row * size;
       float* to = p.b_.hidden + ((size_t)row * n + j) * size;
       if (id == p.c_.num_layers + 1) p.k_.rms_norm(x, p.m_.final_norm, p.c_.rms_norm_eps, size, to);
@@ -271,16 +282,16 @@ void Pass::Worker::layer(int index, const void* after) {
   project_qkv(layer, start_of(layer.o));
   rotate_and_store(layer, index);
   attend(layer, index);
-  project_add(layer.o, p.m_.attended, start_of(layer.gate));
+  project_add(PL_STEP_O, layer.o, p.m_.attended, start_of(layer.gate));
   norm_rows(layer.post_norm, nullptr, p.b_.num_rows);
   gate_up(layer, start_of(layer.down));
-  project_add(layer.down, p.m_.activated, after);
+  project_add(PL_STEP_DOWN, layer.down, p.m_.activated, after);
 }
 
 // normed[i] = norm(x[rows[i]]), or of row i where rows is null; also in wide integers where asked.
 void Pass::Worker::norm_rows(const float* weight, const int32_t* rows, int n, bool wide) {
   const Activations& to = p.m_.normed;
-  share(n, [&](int i) {
+  share(PL_STEP_NORM, n, [&](int i) {
     const float* x = p.m_.x.get() + (size_t)(rows ? rows[i] : i) * p.c_.hidden_size;
     float* out = to.x + (size_t)i * to.stride;
     p.k_.rms_norm(x, weight, p.c_.rms_norm_eps, p.c_.hidden_size, out);
@@ -298,7 +309,7 @@ void add_bias(const Matrix& w, int panel, int panels, int rows, float* out, size
 
 void Pass::Worker::project_qkv(const Layer& layer, const void* after) {
   const int n = num_qkv_groups(layer), width = p.m_.qkv_size();
-  share(n, [&](int i) {
+  share(PL_STEP_QKV, n, [&](int i) {
     const QkvGroup at = qkv_group(p.m_, layer, i);
     const int panel = at.group * kGroup, panels = std::min(kGroup, at.matrix->num_panels - panel);
     const void* next = after;
@@ -318,7 +329,7 @@ void Pass::Worker::project_qkv(const Layer& layer, const void* after) {
 void Pass::Worker::rotate_and_store(const Layer& layer, int index) {
   const int dim = p.c_.head_dim, half = dim / 2, kv_size = p.m_.kv_size();
   const size_t slot_bytes = (size_t)kv_size * (p.c_.kv_format == F32 ? 4 : 2);
-  share(p.b_.num_rows, [&](int row) {
+  share(PL_STEP_ROTATE, p.b_.num_rows, [&](int row) {
     float* qkv = p.m_.qkv.get() + (size_t)row * p.m_.qkv_size();
     const float *cos = p.m_.cos.get() + (size_t)row * half, *sin = p.m_.sin.get() + (size_t)row * half;
     for (int h = 0; h < p.c_.num_heads + p.c_.num_kv_heads; h++) {
@@ -339,7 +350,7 @@ void Pass::Worker::attend(const Layer& layer, int index) {
   const size_t element = p.c_.kv_format == F32 ? 4 : 2;
   const Activations& out = p.m_.attended;
   const bool quantize_here = p.m_.any_quantized && span % kBlock == 0;
-  share((int)p.items_.size(), [&](int i) {
+  share(PL_STEP_ATTEND, (int)p.items_.size(), [&](int i) {
     const AttentionItem item = p.items_[i];
     KeyList lists[kAttentionRows];
     for (int r = 0; r < item.rows; r++) {
@@ -359,14 +370,14 @@ void Pass::Worker::attend(const Layer& layer, int index) {
         p.k_.quantize(out, row, column / kBlock + b, out.x + (size_t)row * out.stride + column + b * kBlock, kBlock);
   });
   if (p.m_.any_quantized && !quantize_here)
-    share(p.b_.num_rows,
+    share(PL_STEP_ATTEND, p.b_.num_rows,
           [&](int row) { quantize_row(p.k_, out, row, out.x + (size_t)row * out.stride, p.m_.q_size()); });
 }
 
 // x += w * activations (+ bias)
-void Pass::Worker::project_add(const Matrix& w, const Activations& x, const void* after) {
+void Pass::Worker::project_add(PlStep what, const Matrix& w, const Activations& x, const void* after) {
   const int n = num_groups(w), width = kGroup * kPanel;
-  share(n, [&](int i) {
+  share(what, n, [&](int i) {
     const int panel = i * kGroup, panels = std::min(kGroup, w.num_panels - panel);
     const int columns = std::min(width, w.n - panel * kPanel);
     for (int row = 0; row < p.b_.num_rows; row += kRowTile) {
@@ -388,7 +399,7 @@ void Pass::Worker::gate_up(const Layer& layer, const void* after) {
   const Activations& out = p.m_.activated;
   const int n = num_groups(layer.gate), width = kGroup * kPanel;
   float *gate = scratch(), *up = gate + kRowTile * width;
-  share(n, [&](int i) {
+  share(PL_STEP_GATE_UP, n, [&](int i) {
     const int panel = i * kGroup, panels = std::min(kGroup, layer.gate.num_panels - panel);
     const int columns = std::min(width, layer.gate.n - panel * kPanel);
     for (int row = 0; row < p.b_.num_rows; row += kRowTile) {
@@ -414,7 +425,7 @@ void Pass::Worker::logits() {
   const Matrix& w = p.m_.head;
   const int n = num_groups(w), rows = p.b_.num_logits;
   if (!rows) return;
-  share(n, [&](int i) {
+  share(PL_STEP_LOGITS, n, [&](int i) {
     const int panel = i * kGroup, panels = std::min(kGroup, w.num_panels - panel);
     const void* next = is_last_at_home(i, n) ? nullptr : group_data(w, i + 1);
     float* out = p.b_.logits + (size_t)panel * kPanel;

@@ -32,17 +32,25 @@ struct Matrix {
   const float* bias = nullptr;  // [num_panels * 16], or null
 };
 
+// Thirty-two numbers of a row as integers. A cache line each, so that threads that fill different rows write no line in
+// common.
+struct alignas(64) RowBlock {
+  int8_t q[kBlock];
+  float scale;        // x ~ scale * n
+  float scaled_sum;   // scale * sum(n)
+  int32_t minus8;     // -8 * sum(n), cancels U4's zero
+  int32_t minus128;   // -128 * sum(n), cancels U8's zero
+};
+
 // Rows as matrices read them: floats, integers in blocks of 32, or both. Strides are in elements.
 // Narrow integers are n = q. Wide ones are n = 255 * q + low, both within [-127, 127]: about 16 bits, at twice the work.
+// One block of all rows lies together, for that is how a kernel that has unpacked a block of weights reads them.
 struct Activations {
-  float* x = nullptr;           // [rows][stride]
-  int8_t* q = nullptr;          // [rows][stride]
-  int8_t* low = nullptr;        // [rows][stride], or null: narrow
-  float* scale = nullptr;       // [rows][blocks]: x ~ scale * n
-  float* scaled_sum = nullptr;  // [rows][blocks]: scale * sum(n)
-  int32_t* minus8 = nullptr;    // [rows][blocks]: -8 * sum(n), cancels U4's zero
-  int32_t* minus128 = nullptr;  // [rows][blocks]: -128 * sum(n), cancels U8's zero
-  int stride = 0, blocks = 0;
+  float* x = nullptr;         // [rows][stride]
+  RowBlock* quant = nullptr;  // [blocks][rows]
+  int8_t* low = nullptr;      // [blocks][rows][32], or null: narrow
+  int stride = 0, blocks = 0, rows = 0;
+  size_t at(int row, int block) const { return (size_t)block * rows + row; }
 };
 
 // One row's view of the KV cache for attention: position p's key lies at slots[p] for p < context_len, and at
