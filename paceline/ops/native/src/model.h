@@ -72,7 +72,7 @@ struct PlModel {
   double* profile = nullptr;  // [threads][PL_STEPS][working, waiting] seconds, added to; or null
 
   // Buffers of a pass, kept between passes.
-  Buffer<float> x, qkv, cos, sin, scratch;
+  Buffer<float> x, qkv, cos, sin, scratch, scores;
   ActivationBuffer normed, normed_wide, attended, activated;
 
   int q_size() const { return config.num_heads * config.head_dim; }

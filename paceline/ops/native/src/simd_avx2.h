@@ -24,6 +24,7 @@ inline vf vfma(vf x, vf y, vf z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm25
 inline vf vrecip(vf a) { return vdiv(vset1(1.0f), a); }
 inline void vkeep(vf&) {}
 inline void vkeep(vi&) {}
+inline void vsink(vf x) { asm volatile("" : : "x"(x.a), "x"(x.b)); }
 inline vf vmax(vf x, vf y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 inline vf vmin(vf x, vf y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 inline vf vabs(vf x) {

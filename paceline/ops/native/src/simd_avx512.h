@@ -30,6 +30,7 @@ inline vf vrecip(vf a) {  // 1 / a to about 1 ulp: two Newton steps from 14 bits
 }
 inline void vkeep(vf& a) { asm("" : "+v"(a)); }  // loaded once into a register, not again at each use
 inline void vkeep(vi& a) { asm("" : "+v"(a)); }
+inline void vsink(vf a) { asm volatile("" : : "v"(a)); }  // computed, though nothing uses it
 inline vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
 inline vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
 inline vf vabs(vf a) { return _mm512_abs_ps(a); }

@@ -30,6 +30,7 @@ inline float sfma(float a, float b, float c) { return a * b + c; }
 inline vf vrecip(vf a) { return vdiv(vset1(1.0f), a); }
 inline void vkeep(vf&) {}
 inline void vkeep(vi&) {}
+inline void vsink(vf a) { asm volatile("" : : "m"(a)); }
 inline vf vmax(vf a, vf b) { for (int i = 0; i < 16; i++) a[i] = a[i] > b[i] ? a[i] : b[i]; return a; }
 inline vf vmin(vf a, vf b) { for (int i = 0; i < 16; i++) a[i] = a[i] < b[i] ? a[i] : b[i]; return a; }
 inline vf vabs(vf a) { for (int i = 0; i < 16; i++) a[i] = fabsf(a[i]); return a; }
