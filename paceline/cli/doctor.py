@@ -31,10 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--context", type=int, default=256, metavar="TOKENS", help="tokens before the timed rows (default: %(default)s)"
     )
     parser.add_argument("--repeats", type=int, default=15, help="passes per number of rows (default: %(default)s)")
+    parser.add_argument(
+        "--profile", action="store_true", help="also where the time goes: stages of a product, steps of a pass"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
+    from paceline.cli import doctor_profile
     from paceline.errors import InvalidOptionError
 
     if args.context < 1 or args.repeats < 1:
@@ -49,10 +53,15 @@ def run(args: argparse.Namespace) -> int:
         del options["max_model_len"]  # nothing is generated here
         model = load_model(args.model, **options, quiet=args.json)
         report["model"] = pass_costs(model, report["kernels"], args.context, args.repeats)
+    if args.profile and report["kernels"]["native"]:
+        found = [] if args.no_model else doctor_profile.steps(model, args.context, args.repeats)
+        report["profile"] = {"products": doctor_profile.products(), "steps": found}
     if args.json:
         print(json.dumps(report))
     else:
         _print(report)
+        if "profile" in report:
+            doctor_profile.show(report["profile"])
     return 0
 
 

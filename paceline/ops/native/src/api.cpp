@@ -192,6 +192,7 @@ int64_t pl_model_weight_bytes(const PlModel* model) {
   const bool tied = model->head.data == embed.data;
   return (int64_t)(model->arena.total() + model->mapped_bytes - (tied ? 0 : embed.panel_bytes * embed.num_panels));
 }
+void pl_model_profile(PlModel* model, double* to) { model->profile = to; }
 void pl_model_set_threads(PlModel* model, int32_t num_threads) { model->config.num_threads = num_threads; }
 int32_t pl_natural_format(int32_t source) { return natural_format(source); }
 

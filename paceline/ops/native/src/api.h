@@ -17,6 +17,12 @@ struct PlConfig {
   const int32_t* rotates;   // [num_layers]: 0: without rotary embedding; copied
 };
 
+// Steps of a pass, for profiles.
+enum PlStep {
+  PL_STEP_EMBED, PL_STEP_NORM, PL_STEP_QKV, PL_STEP_ROTATE, PL_STEP_ATTEND, PL_STEP_O, PL_STEP_GATE_UP, PL_STEP_DOWN,
+  PL_STEP_LOGITS, PL_STEPS
+};
+
 enum PlPart {
   PL_EMBED, PL_HEAD, PL_Q, PL_K, PL_V, PL_O, PL_GATE, PL_UP, PL_DOWN,          // matrices
   PL_FINAL_NORM, PL_INPUT_NORM, PL_POST_NORM, PL_Q_NORM, PL_K_NORM,            // vectors
@@ -52,6 +58,9 @@ int32_t pl_model_packed(PlModel* model, int32_t part, int32_t layer, PlPacked* o
 int32_t pl_model_set_vector(PlModel* model, int32_t part, int32_t layer, int32_t n, const float* data);
 void pl_model_tie_head(PlModel* model);
 int64_t pl_model_weight_bytes(const PlModel* model);  // that a pass reads
+// From now on passes add up here how long each thread works at each step and waits after it (null: no longer).
+// to: [threads][PL_STEPS][2] seconds
+void pl_model_profile(PlModel* model, double* to);
 void pl_model_set_threads(PlModel* model, int32_t num_threads);
 int32_t pl_forward(PlModel* model, const PlBatch* batch);
 int32_t pl_natural_format(int32_t source);

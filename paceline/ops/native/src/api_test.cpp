@@ -19,9 +19,8 @@ int32_t pl_test_matmul(int32_t source, int32_t format, int32_t n, int32_t k, con
   a.reserve(rows, k, true, wide);
   for (int row = 0; row < rows; row++) {
     memcpy(a.x + (size_t)row * a.stride, x + (size_t)row * k, (size_t)k * 4);
-    for (int b = 0; b < a.blocks; b++)
-      kernels().quantize(a, row, b, x + (size_t)row * k + b * kBlock, k - b * kBlock);
   }
+  kernels().quantize(a, 0, rows, 0, x, k, k);
   const int width = matrix.num_panels * kPanel;
   std::vector<float> padded((size_t)rows * width);
   kernels().matmul(matrix, 0, matrix.num_panels, a, 0, rows, nullptr, padded.data(), width);
@@ -34,7 +33,7 @@ void pl_test_rms_norm(const float* x, const float* weight, float eps, int32_t n,
   kernels().rms_norm(x, weight, eps, n, out);
 }
 void pl_test_silu_mul(const float* gate, const float* up, int32_t n, float* out) {
-  kernels().silu_mul(gate, up, n, out);
+  kernels().silu_mul(gate, up, n, 1, n, out, n);
 }
 void pl_test_rope(float* x, const float* cos, const float* sin, int32_t head_dim) {
   kernels().rope(x, cos, sin, head_dim);
@@ -45,20 +44,22 @@ void pl_test_attention(const float* q, const void* kv_layer, const int32_t* slot
                        int32_t head_dim, int32_t kv_format, int32_t window, float scale, float* out) {
   const int group = heads / kv_heads;
   const size_t element = kv_format == F32 ? 4 : 2, slot_stride = (size_t)kv_heads * head_dim;
-  const uint8_t* keys = (const uint8_t*)kv_layer;
-  const uint8_t* values = keys + num_slots * slot_stride * element;
+  const uint8_t* key_cache = (const uint8_t*)kv_layer;
+  const uint8_t* values = key_cache + num_slots * slot_stride * element;
   for (int row = 0; row < rows; row++) {
     const int32_t* own = slots + cu_slots[row];
     const int length = cu_slots[row + 1] - cu_slots[row], context = length - tails[row];
     std::vector<int32_t> places(tails[row]);
     for (int i = 0; i < tails[row]; i++) places[i] = i;
     const KeyList list{own, own + context, places.data(), context, window ? std::max(0, length - window) : 0, length};
-    std::vector<float> scratch(attention_scratch(1, group, head_dim, length, tails[row]));
+    std::vector<float> keys((size_t)kMostKeyBlocks * 16 * head_dim), packed((size_t)group * head_dim);
+    std::vector<float> scores(attention_scores(1, group, length, tails[row]));
     for (int head = 0; head < kv_heads; head++) {
       const size_t at = ((size_t)row * heads + (size_t)head * group) * head_dim;
       const size_t offset = (size_t)head * head_dim * element;
       kernels().attention({q + at, &list, out + at, 0, 0, 1, group, own + context, tails[row], head_dim,
-                           keys + offset, values + offset, slot_stride, kv_format, scale, scratch.data()});
+                           key_cache + offset, values + offset, slot_stride, kv_format, scale, keys.data(), packed.data(),
+                           scores.data()});
     }
   }
 }

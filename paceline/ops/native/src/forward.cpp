@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <vector>
 
 #include "model.h"
@@ -18,14 +19,31 @@ namespace {
 
 constexpr int kRowTile = 64;      // rows of a product that wait in scratch for what follows it
 constexpr int kAttentionRows = 16;  // rows that share one reading of the keys
+constexpr int kSpreadRows = 4;      // rows of a request up to which threads share the reading of its keys ...
+constexpr int kSpreadFrom = 512;    // ... from this many on: below, meeting three times more costs what it brings
+constexpr int kChunk = 256;         // positions whose scores are one unit of work
 constexpr int kGroup = 2;           // panels that are multiplied together: 32 outputs, one block of what comes after
 
 int num_groups(const Matrix& w) { return (w.num_panels + kGroup - 1) / kGroup; }
 const uint8_t* group_data(const Matrix& w, int group) { return w.data + (size_t)group * kGroup * w.panel_bytes; }
 
+double seconds() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
 struct AttentionItem {
   int row, rows, kv_head;
   int first_node, num_nodes;  // the rows' ancestors are among these rows of the pass
+};
+
+// A request's attention shared by all threads, over its context rather than over its heads.
+struct SpreadItem {
+  int row = 0, rows = 0, first_node = 0, num_nodes = 0;
+  size_t scores = 0;  // where its first head's begin; the other heads' follow
+  size_t head_scores = 0;
+};
+struct SpreadChunk {
+  int item, from, to;  // positions
 };
 
 class Pass {
@@ -35,6 +53,7 @@ class Pass {
     taken_ = std::vector<Taken>(2 * (size_t)threads_);
     build_key_lists();
     build_attention_items();
+    build_spread();
     reserve();
   }
 
@@ -61,7 +80,9 @@ class Pass {
 
     // Calls f(i) for every i in [0, n), on whichever thread; gives back when all are done.
     template <typename F>
-    void share(int n, F f) {
+    void share(PlStep what, int n, F f) {
+      double* profile = p.m_.profile ? p.m_.profile + ((size_t)thread * PL_STEPS + what) * 2 : nullptr;
+      const double started = profile ? seconds() : 0.0;
       Taken* now = &p.taken_[(step % 2) * p.threads_];
       // No thread is in the next step before the barrier below, nor in the last one since the barrier above.
       p.taken_[((step + 1) % 2) * p.threads_ + thread].count.store(0, std::memory_order_relaxed);
@@ -74,7 +95,11 @@ class Pass {
         }
       }
       step++;
+      const double worked = profile ? seconds() : 0.0;
       team.barrier();
+      if (!profile) return;
+      profile[0] += worked - started;
+      profile[1] += seconds() - worked;
     }
     float* scratch() const { return p.m_.scratch.get() + (size_t)thread * p.scratch_floats_; }
 
@@ -86,7 +111,9 @@ class Pass {
     void project_qkv(const Layer& layer, const void* after);
     void rotate_and_store(const Layer& layer, int index);
     void attend(const Layer& layer, int index);
-    void project_add(const Matrix& w, const Activations& x, const void* after);
+    void attend_spread(int index);
+    std::vector<AttentionTask> spread_tasks(const SpreadItem& item, int index) const;
+    void project_add(PlStep what, const Matrix& w, const Activations& x, const void* after);
     void gate_up(const Layer& layer, const void* after);
     void logits();
 
@@ -98,6 +125,7 @@ class Pass {
   void build_key_lists();
   int attention_tile() const;
   void build_attention_items();
+  void build_spread();
   void reserve();
   uint8_t* kv(int layer, int which) const {
     const size_t element = c_.kv_format == F32 ? 4 : 2;
@@ -114,7 +142,9 @@ class Pass {
   std::vector<int> first_nodes_;  // [requests]: its first row that is a tree node, or its end
   std::vector<KeyList> lists_;  // [rows], with first = 0: windows are a layer's matter
   std::vector<AttentionItem> items_;
-  size_t scratch_floats_ = 0;
+  std::vector<SpreadItem> spread_;  // [requests], or empty: not shared
+  std::vector<SpreadChunk> chunks_;
+  size_t scratch_floats_ = 0, keys_floats_ = 0, packed_floats_ = 0, spread_floats_ = 0;
 };
 
 // Context slots once per request, ancestor slots once per node: all layers and heads read them.
@@ -186,10 +216,44 @@ void Pass::build_attention_items() {
     }
   int longest = 0;
   for (const KeyList& list : lists_) longest = std::max(longest, list.length);
+  const int heads = c_.num_heads / c_.num_kv_heads;
+  keys_floats_ = (size_t)kMostKeyBlocks * 16 * c_.head_dim;
+  packed_floats_ = (size_t)tile * heads * c_.head_dim;
   // One scratch serves attention and, at other times, a tile of two products.
-  scratch_floats_ = std::max(attention_scratch(tile, c_.num_heads / c_.num_kv_heads, c_.head_dim, longest, most_nodes),
+  scratch_floats_ = std::max(keys_floats_ + packed_floats_ + attention_scores(tile, heads, longest, most_nodes),
                              (size_t)2 * kRowTile * 2 * kPanel);
   scratch_floats_ = (scratch_floats_ + 31) / 16 * 16;
+}
+
+// Few rows over long contexts read far more than they compute. Then all heads of a stretch of positions are scored
+// together, because they lie together, and every thread has its part of the positions, and later of the dimensions:
+// neither changes the order in which a score, a softmax or an output is added up.
+void Pass::build_spread() {
+  const int heads = c_.num_heads / c_.num_kv_heads;
+  int longest = 0;
+  for (int r = 0; r < b_.num_requests; r++) {
+    const int row = b_.cu_query[r], rows = b_.cu_query[r + 1] - row;
+    for (int i = row; i < row + rows; i++) longest = std::max(longest, b_.context_lens[i]);
+    if (rows > kSpreadRows || c_.head_dim % 16) return;
+  }
+  if (longest < kSpreadFrom) return;
+  for (int r = 0; r < b_.num_requests; r++) {
+    SpreadItem item{b_.cu_query[r], b_.cu_query[r + 1] - b_.cu_query[r], first_nodes_[r]};
+    item.num_nodes = std::max(0, item.row + item.rows - first_nodes_[r]);
+    int context = 0, length = 0;
+    for (int row = item.row; row < item.row + item.rows; row++) {
+      context = std::max(context, lists_[row].context_len);
+      length = std::max(length, lists_[row].length);
+    }
+    item.scores = spread_floats_;
+    item.head_scores = round_up((int)attention_scores(item.rows, heads, std::max(length, context), item.num_nodes), 16);
+    spread_floats_ += item.head_scores * c_.num_kv_heads;
+    for (int from = 0; item.rows && (from < context || !from); from += kChunk)
+      chunks_.push_back({r, from, std::min(context, from + kChunk)});
+    spread_.push_back(item);
+  }
+  const size_t wanted = keys_floats_ + (size_t)kSpreadRows * c_.num_heads * c_.head_dim;
+  scratch_floats_ = std::max(scratch_floats_, (wanted + 31) / 16 * 16);
 }
 
 void Pass::reserve() {
@@ -203,10 +267,7 @@ void Pass::reserve() {
   m_.attended.reserve(rows, m_.q_size(), m_.any_quantized);
   m_.activated.reserve(rows, c_.intermediate_size, m_.any_quantized);
   m_.scratch.reserve(scratch_floats_ * threads_);
-}
-
-void quantize_row(const Kernels& k, const Activations& to, int row, const float* x, int n) {
-  for (int b = 0; b < to.blocks; b++) k.quantize(to, row, b, x + b * kBlock, n - b * kBlock);
+  if (spread_floats_) m_.scores.reserve(spread_floats_);
 }
 
 // The groups of q, k and v, counted through.
@@ -242,7 +303,7 @@ void Pass::Worker::run() {
 
 void Pass::Worker::embed() {
   const int half = p.c_.head_dim / 2;
-  share(p.b_.num_rows, [&](int row) {
+  share(PL_STEP_EMBED, p.b_.num_rows, [&](int row) {
     unpack_row(p.m_.embed, p.b_.token_ids[row], p.m_.x.get() + (size_t)row * p.c_.hidden_size);
     for (int i = 0; i < half; i++) {
       const float angle = (float)p.b_.positions[row] * p.m_.inv_freq[i];
@@ -256,7 +317,7 @@ void Pass::Worker::capture(int id) {
   const int n = p.b_.num_hidden, size = p.c_.hidden_size;
   for (int j = 0; j < n; j++) {
     if (p.b_.hidden_layers[j] != id) continue;
-    share(p.b_.num_rows, [&](int row) {
+    share(PL_STEP_EMBED, p.b_.num_rows, [&](int row) {
       const float* x = p.m_.x.get() + (size_t)row * size;
       float* to = p.b_.hidden + ((size_t)row * n + j) * size;
       if (id == p.c_.num_layers + 1) p.k_.rms_norm(x, p.m_.final_norm, p.c_.rms_norm_eps, size, to);
@@ -271,21 +332,21 @@ void Pass::Worker::layer(int index, const void* after) {
   project_qkv(layer, start_of(layer.o));
   rotate_and_store(layer, index);
   attend(layer, index);
-  project_add(layer.o, p.m_.attended, start_of(layer.gate));
+  project_add(PL_STEP_O, layer.o, p.m_.attended, start_of(layer.gate));
   norm_rows(layer.post_norm, nullptr, p.b_.num_rows);
   gate_up(layer, start_of(layer.down));
-  project_add(layer.down, p.m_.activated, after);
+  project_add(PL_STEP_DOWN, layer.down, p.m_.activated, after);
 }
 
 // normed[i] = norm(x[rows[i]]), or of row i where rows is null; also in wide integers where asked.
 void Pass::Worker::norm_rows(const float* weight, const int32_t* rows, int n, bool wide) {
   const Activations& to = p.m_.normed;
-  share(n, [&](int i) {
+  share(PL_STEP_NORM, n, [&](int i) {
     const float* x = p.m_.x.get() + (size_t)(rows ? rows[i] : i) * p.c_.hidden_size;
     float* out = to.x + (size_t)i * to.stride;
     p.k_.rms_norm(x, weight, p.c_.rms_norm_eps, p.c_.hidden_size, out);
-    if (p.m_.any_quantized) quantize_row(p.k_, to, i, out, p.c_.hidden_size);
-    if (wide) quantize_row(p.k_, p.m_.normed_wide, i, out, p.c_.hidden_size);
+    if (p.m_.any_quantized) p.k_.quantize(to, i, 1, 0, out, 0, p.c_.hidden_size);
+    if (wide) p.k_.quantize(p.m_.normed_wide, i, 1, 0, out, 0, p.c_.hidden_size);
   });
 }
 
@@ -298,7 +359,7 @@ void add_bias(const Matrix& w, int panel, int panels, int rows, float* out, size
 
 void Pass::Worker::project_qkv(const Layer& layer, const void* after) {
   const int n = num_qkv_groups(layer), width = p.m_.qkv_size();
-  share(n, [&](int i) {
+  share(PL_STEP_QKV, n, [&](int i) {
     const QkvGroup at = qkv_group(p.m_, layer, i);
     const int panel = at.group * kGroup, panels = std::min(kGroup, at.matrix->num_panels - panel);
     const void* next = after;
@@ -318,7 +379,7 @@ void Pass::Worker::project_qkv(const Layer& layer, const void* after) {
 void Pass::Worker::rotate_and_store(const Layer& layer, int index) {
   const int dim = p.c_.head_dim, half = dim / 2, kv_size = p.m_.kv_size();
   const size_t slot_bytes = (size_t)kv_size * (p.c_.kv_format == F32 ? 4 : 2);
-  share(p.b_.num_rows, [&](int row) {
+  share(PL_STEP_ROTATE, p.b_.num_rows, [&](int row) {
     float* qkv = p.m_.qkv.get() + (size_t)row * p.m_.qkv_size();
     const float *cos = p.m_.cos.get() + (size_t)row * half, *sin = p.m_.sin.get() + (size_t)row * half;
     for (int h = 0; h < p.c_.num_heads + p.c_.num_kv_heads; h++) {
@@ -335,11 +396,12 @@ void Pass::Worker::rotate_and_store(const Layer& layer, int index) {
 }
 
 void Pass::Worker::attend(const Layer& layer, int index) {
+  if (!p.spread_.empty() && !layer.window) return attend_spread(index);
   const int heads = p.c_.num_heads / p.c_.num_kv_heads, dim = p.c_.head_dim, span = heads * dim;
   const size_t element = p.c_.kv_format == F32 ? 4 : 2;
   const Activations& out = p.m_.attended;
   const bool quantize_here = p.m_.any_quantized && span % kBlock == 0;
-  share((int)p.items_.size(), [&](int i) {
+  share(PL_STEP_ATTEND, (int)p.items_.size(), [&](int i) {
     const AttentionItem item = p.items_[i];
     KeyList lists[kAttentionRows];
     for (int r = 0; r < item.rows; r++) {
@@ -352,21 +414,63 @@ void Pass::Worker::attend(const Layer& layer, int index) {
                     out.x + (size_t)item.row * out.stride + column, (size_t)p.m_.qkv_size(), (size_t)out.stride,
                     item.rows, heads, p.b_.slot_mapping + item.first_node, item.num_nodes, dim,
                     p.kv(index, 0) + head_bytes, p.kv(index, 1) + head_bytes, (size_t)p.m_.kv_size(),
-                    p.c_.kv_format, 1.0f / sqrtf((float)dim), scratch()});
+                    p.c_.kv_format, 1.0f / sqrtf((float)dim), scratch(), scratch() + p.keys_floats_,
+                    scratch() + p.keys_floats_ + p.packed_floats_});
     if (!quantize_here) return;
-    for (int row = item.row; row < item.row + item.rows; row++)
-      for (int b = 0; b < span / kBlock; b++)
-        p.k_.quantize(out, row, column / kBlock + b, out.x + (size_t)row * out.stride + column + b * kBlock, kBlock);
+    p.k_.quantize(out, item.row, item.rows, column / kBlock, out.x + (size_t)item.row * out.stride + column, out.stride,
+                  span);
   });
   if (p.m_.any_quantized && !quantize_here)
-    share(p.b_.num_rows,
-          [&](int row) { quantize_row(p.k_, out, row, out.x + (size_t)row * out.stride, p.m_.q_size()); });
+    share(PL_STEP_ATTEND, p.b_.num_rows,
+          [&](int row) { p.k_.quantize(out, row, 1, 0, out.x + (size_t)row * out.stride, 0, p.m_.q_size()); });
+}
+
+// One task for each key/value head of the request.
+std::vector<AttentionTask> Pass::Worker::spread_tasks(const SpreadItem& item, int index) const {
+  const int heads = p.c_.num_heads / p.c_.num_kv_heads, dim = p.c_.head_dim, span = heads * dim;
+  const size_t element = p.c_.kv_format == F32 ? 4 : 2, width = p.m_.qkv_size(), stride = p.m_.attended.stride;
+  std::vector<AttentionTask> tasks;
+  for (int head = 0; head < p.c_.num_kv_heads; head++) {
+    const size_t head_bytes = (size_t)head * dim * element;
+    float* packed = scratch() + p.keys_floats_ + (size_t)head * item.rows * span;
+    tasks.push_back({p.m_.qkv.get() + item.row * width + head * span, p.lists_.data() + item.row,
+                     p.m_.attended.x + item.row * stride + head * span, width, stride, item.rows, heads,
+                     p.b_.slot_mapping + item.first_node, item.num_nodes, dim, p.kv(index, 0) + head_bytes,
+                     p.kv(index, 1) + head_bytes, (size_t)p.m_.kv_size(), p.c_.kv_format, 1.0f / sqrtf((float)dim),
+                     scratch(), packed, p.m_.scores.get() + item.scores + head * item.head_scores});
+  }
+  return tasks;
+}
+
+void Pass::Worker::attend_spread(int index) {
+  const int heads = p.c_.num_heads / p.c_.num_kv_heads, kv_heads = p.c_.num_kv_heads;
+  share(PL_STEP_ATTEND, (int)p.chunks_.size(), [&](int i) {
+    const SpreadChunk chunk = p.chunks_[i];
+    const auto tasks = spread_tasks(p.spread_[chunk.item], index);
+    p.k_.score_positions(tasks.data(), kv_heads, chunk.from, chunk.to);
+  });
+  share(PL_STEP_ATTEND, p.b_.num_rows * p.c_.num_heads, [&](int i) {
+    const int row = i / p.c_.num_heads, head = i % p.c_.num_heads;
+    const SpreadItem& item = p.spread_[p.b_.req_ids[row]];
+    p.k_.weigh(spread_tasks(item, index)[head / heads], (row - item.row) * heads + head % heads);
+  });
+  const int items = (int)p.spread_.size(), parts = (p.threads_ + items - 1) / items;
+  const int vectors = kv_heads * p.c_.head_dim / 16;
+  share(PL_STEP_ATTEND, items * parts, [&](int i) {
+    const int from = vectors * (i % parts) / parts * 16, to = vectors * (i % parts + 1) / parts * 16;
+    const SpreadItem& item = p.spread_[i / parts];
+    if (from < to && item.rows) p.k_.add_dimensions(spread_tasks(item, index).data(), kv_heads, from, to);
+  });
+  const Activations& out = p.m_.attended;
+  if (p.m_.any_quantized)
+    share(PL_STEP_ATTEND, p.b_.num_rows,
+          [&](int row) { p.k_.quantize(out, row, 1, 0, out.x + (size_t)row * out.stride, 0, p.m_.q_size()); });
 }
 
 // x += w * activations (+ bias)
-void Pass::Worker::project_add(const Matrix& w, const Activations& x, const void* after) {
+void Pass::Worker::project_add(PlStep what, const Matrix& w, const Activations& x, const void* after) {
   const int n = num_groups(w), width = kGroup * kPanel;
-  share(n, [&](int i) {
+  share(what, n, [&](int i) {
     const int panel = i * kGroup, panels = std::min(kGroup, w.num_panels - panel);
     const int columns = std::min(width, w.n - panel * kPanel);
     for (int row = 0; row < p.b_.num_rows; row += kRowTile) {
@@ -388,7 +492,7 @@ void Pass::Worker::gate_up(const Layer& layer, const void* after) {
   const Activations& out = p.m_.activated;
   const int n = num_groups(layer.gate), width = kGroup * kPanel;
   float *gate = scratch(), *up = gate + kRowTile * width;
-  share(n, [&](int i) {
+  share(PL_STEP_GATE_UP, n, [&](int i) {
     const int panel = i * kGroup, panels = std::min(kGroup, layer.gate.num_panels - panel);
     const int columns = std::min(width, layer.gate.n - panel * kPanel);
     for (int row = 0; row < p.b_.num_rows; row += kRowTile) {
@@ -400,11 +504,9 @@ void Pass::Worker::gate_up(const Layer& layer, const void* after) {
       p.k_.matmul(layer.up, panel, panels, p.m_.normed, row, rows, next, up, width);
       add_bias(layer.gate, panel, panels, rows, gate, width);
       add_bias(layer.up, panel, panels, rows, up, width);
-      for (int r = 0; r < rows; r++) {
-        float* to = out.x + (size_t)(row + r) * out.stride + panel * kPanel;
-        p.k_.silu_mul(gate + r * width, up + r * width, columns, to);
-        if (p.m_.any_quantized) p.k_.quantize(out, row + r, i, to, columns);
-      }
+      float* to = out.x + (size_t)row * out.stride + panel * kPanel;
+      p.k_.silu_mul(gate, up, width, rows, columns, to, out.stride);
+      if (p.m_.any_quantized) p.k_.quantize(out, row, rows, i, to, out.stride, columns);
     }
   });
 }
@@ -414,7 +516,7 @@ void Pass::Worker::logits() {
   const Matrix& w = p.m_.head;
   const int n = num_groups(w), rows = p.b_.num_logits;
   if (!rows) return;
-  share(n, [&](int i) {
+  share(PL_STEP_LOGITS, n, [&](int i) {
     const int panel = i * kGroup, panels = std::min(kGroup, w.num_panels - panel);
     const void* next = is_last_at_home(i, n) ? nullptr : group_data(w, i + 1);
     float* out = p.b_.logits + (size_t)panel * kPanel;

@@ -32,17 +32,25 @@ struct Matrix {
   const float* bias = nullptr;  // [num_panels * 16], or null
 };
 
+// Thirty-two numbers of a row as integers. A cache line each, so that threads that fill different rows write no line in
+// common.
+struct alignas(64) RowBlock {
+  int8_t q[kBlock];
+  float scale;        // x ~ scale * n
+  float scaled_sum;   // scale * sum(n)
+  int32_t minus8;     // -8 * sum(n), cancels U4's zero
+  int32_t minus128;   // -128 * sum(n), cancels U8's zero
+};
+
 // Rows as matrices read them: floats, integers in blocks of 32, or both. Strides are in elements.
 // Narrow integers are n = q. Wide ones are n = 255 * q + low, both within [-127, 127]: about 16 bits, at twice the work.
+// One block of all rows lies together, for that is how a kernel that has unpacked a block of weights reads them.
 struct Activations {
-  float* x = nullptr;           // [rows][stride]
-  int8_t* q = nullptr;          // [rows][stride]
-  int8_t* low = nullptr;        // [rows][stride], or null: narrow
-  float* scale = nullptr;       // [rows][blocks]: x ~ scale * n
-  float* scaled_sum = nullptr;  // [rows][blocks]: scale * sum(n)
-  int32_t* minus8 = nullptr;    // [rows][blocks]: -8 * sum(n), cancels U4's zero
-  int32_t* minus128 = nullptr;  // [rows][blocks]: -128 * sum(n), cancels U8's zero
-  int stride = 0, blocks = 0;
+  float* x = nullptr;         // [rows][stride]
+  RowBlock* quant = nullptr;  // [blocks][rows]
+  int8_t* low = nullptr;      // [blocks][rows][32], or null: narrow
+  int stride = 0, blocks = 0, rows = 0;
+  size_t at(int row, int block) const { return (size_t)block * rows + row; }
 };
 
 // One row's view of the KV cache for attention: position p's key lies at slots[p] for p < context_len, and at
@@ -58,7 +66,7 @@ constexpr int kTaskQueries = 256;  // rows * heads of an attention task, at most
 
 struct AttentionTask {
   const float* q;       // first row's first head of the group; rows are q_stride apart
-  const KeyList* keys;  // [rows]
+  const KeyList* lists;  // [rows]
   float* out;           // like q, rows out_stride apart
   size_t q_stride, out_stride;
   int rows, heads;      // heads that share this key/value head
@@ -70,14 +78,15 @@ struct AttentionTask {
   size_t slot_stride;       // elements
   int kv_format;            // F32, BF16 or F16
   float scale;
-  float* scratch;           // attention_scratch(...) floats
+  float* keys;              // scratch: [kMostKeyBlocks][head_dim][16]
+  float* packed;            // scratch: [rows * heads][head_dim]
+  float* scores;            // attention_scores(...) floats
 };
 
 constexpr int kMostKeyBlocks = 2;  // of 16 keys, transposed at a time
 
-static constexpr size_t attention_scratch(int rows, int heads, int head_dim, int max_length, int num_nodes) {
-  const size_t per_query = (size_t)head_dim + round_up(max_length, 16) + round_up(num_nodes, 16);
-  return (size_t)kMostKeyBlocks * 16 * head_dim + rows * heads * per_query + 16;
+static constexpr size_t attention_scores(int rows, int heads, int max_length, int num_nodes) {
+  return (size_t)rows * heads * (round_up(max_length, 16) + round_up(num_nodes, 16) + 1) + 16;
 }
 
 constexpr int kRaceBlock = 64;  // tokens of a race that are looked at again together
@@ -89,12 +98,19 @@ struct Kernels {
   void (*matmul)(const Matrix& w, int panel, int panels, const Activations& x, int row, int rows, const void* next,
                  float* out, size_t out_stride);
   void (*rms_norm)(const float* x, const float* weight, float eps, int n, float* out);
-  // block b of row: 32 floats -> integers, from `x` (values past n count as 0)
-  void (*quantize)(const Activations& to, int row, int block, const float* x, int n);
-  void (*silu_mul)(const float* gate, const float* up, int n, float* out);
+  // n floats of each row, `stride` apart, to the integers of its blocks from `block` on; values past n count as 0
+  void (*quantize)(const Activations& to, int row, int rows, int block, const float* x, size_t stride, int n);
+  // gate and up: [rows][stride]; n numbers of each row
+  void (*silu_mul)(const float* gate, const float* up, size_t stride, int rows, int n, float* out, size_t out_stride);
   void (*rope)(float* x, const float* cos, const float* sin, int head_dim);
   void (*store_kv)(const float* x, int n, void* to, int kv_format);
   void (*attention)(const AttentionTask& task);
+  // The same in steps that several threads share, for the n key/value heads of the same rows: the scores of context
+  // positions [from, to) (both multiples of 16, or the end; the first also scores the tree nodes), the weights of one
+  // query of a task, the values of dimensions [from, to) of all heads side by side (multiples of 16).
+  void (*score_positions)(const AttentionTask* tasks, int n, int from, int to);
+  void (*weigh)(const AttentionTask& task, int query);
+  void (*add_dimensions)(const AttentionTask* tasks, int n, int from, int to);
   int (*argmax)(const float* x, int n);
   // the k largest, largest first, and their log-softmax over all n; the lower index first where they tie
   void (*top_log_probs)(const float* x, int n, int k, int32_t* ids, float* log_probs);
@@ -103,7 +119,14 @@ struct Kernels {
   // the token that wins with that noise, or -1 where numpy has to say; `least` has room for each kRaceBlock tokens
   int (*race)(const float* logits, const uint32_t* id_constants, int n, uint64_t key, float temperature, float* least);
   float (*read)(const float* x, size_t n);  // touches every cache line: for measuring bandwidth
+  // For profiles: the first two panels with a stage left out, U4, U4M and U8 alone (false: not this one) ...
+  bool (*sweep_without)(int stage, const Matrix& w, const Activations& x, int rows, float* out);
+  // ... and n times the byte dot products of a block, 16 outputs x 32 k, with nothing beside them.
+  int32_t (*bare_dots)(int n);
 };
+
+// Stages of a quantized product that a profile leaves out; products leave out none.
+enum LeftOut { NOTHING = 0, UNPACKING = 1, DOTS = 2, SCALES = 3, SUMS = 4 };
 
 extern const Kernels kernels_portable;
 #if defined(__x86_64__)

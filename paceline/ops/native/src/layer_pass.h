@@ -37,8 +37,7 @@ constexpr int kGroup = 2;           // panels that are multiplied together
 int num_groups(const Matrix& w) { return (w.num_panels + kGroup - 1) / kGroup; }
 
 void quantize_row(const Activations& a, int row, int n) {
-  for (int b = 0; b < a.blocks; b++)
-    kernels().quantize(a, row, b, a.x + (size_t)row * a.stride + b * kBlock, n - b * kBlock);
+  kernels().quantize(a, row, 1, 0, a.x + (size_t)row * a.stride, 0, n);
 }
 
 const uint8_t* group_data(const Matrix& w, int group) { return w.data + (size_t)group * kGroup * w.panel_bytes; }
@@ -107,7 +106,7 @@ struct LayerPass {
   std::vector<KeyList> lists;
   std::vector<AttentionItem> items;
   std::vector<int32_t> places;  // 0, 1, 2, ...: a tail among its task's nodes
-  size_t scratch_floats = (size_t)2 * kRows * kGroup * kPanel;
+  size_t scratch_floats = (size_t)2 * kRows * kGroup * kPanel, packed_floats = 0;
 
   LayerPass(PlLayers& model, const PlLayerBatch& batch, const Matrix* after = nullptr)
       : m(model),
@@ -153,9 +152,13 @@ struct LayerPass {
     for (const AttentionItem& item : items)
       for (int row = item.row; row < item.row + item.rows; row++)
         lists[row].tail_nodes = places.data() + (b.tail_begins[row] - item.first_node);
-    const size_t wanted = attention_scratch(tile, c.num_heads / c.num_kv_heads, c.head_dim, longest, most_nodes);
+    const int heads = c.num_heads / c.num_kv_heads;
+    packed_floats = (size_t)tile * heads * c.head_dim;
+    const size_t wanted = keys_floats() + packed_floats + attention_scores(tile, heads, longest, most_nodes);
     scratch_floats = (std::max(scratch_floats, wanted) + 31) / 16 * 16;
   }
+
+  size_t keys_floats() const { return (size_t)kMostKeyBlocks * 16 * m.config.head_dim; }
 
   float* kv(int which) const {
     return (float*)b.kv_cache + ((size_t)b.layer * 2 + which) * b.num_slots * m.kv_size();
@@ -231,7 +234,8 @@ struct LayerPass {
                          m.attended.x + (size_t)item.row * m.attended.stride + column, (size_t)m.qkv_size(),
                          (size_t)m.attended.stride, item.rows, heads, b.tail_slots + item.first_node,
                          item.num_nodes, c.head_dim, kv(0) + head, kv(1) + head,
-                         (size_t)m.kv_size(), F32, 1.0f / sqrtf((float)c.head_dim), scratch});
+                         (size_t)m.kv_size(), F32, 1.0f / sqrtf((float)c.head_dim), scratch,
+                         scratch + keys_floats(), scratch + keys_floats() + packed_floats});
   }
 
   void add_product(const Share& s, const Matrix& w, const Activations& x, const Matrix* after, float* scratch) {
@@ -269,9 +273,9 @@ struct LayerPass {
             if (layer.gate.bias) gate[r * width + j] += layer.gate.bias[panel * kPanel + j];
             if (layer.up.bias) up[r * width + j] += layer.up.bias[panel * kPanel + j];
           }
-          kernels().silu_mul(gate + r * width, up + r * width, columns,
-                             m.activated.x + (size_t)(row + r) * m.activated.stride + panel * kPanel);
         }
+        kernels().silu_mul(gate, up, width, count, columns,
+                           m.activated.x + (size_t)row * m.activated.stride + panel * kPanel, m.activated.stride);
       }
     });
   }

@@ -37,24 +37,20 @@ class Buffer {
 
 // Activations with their memory. Quantized parts exist only where some matrix reads them.
 struct ActivationBuffer : Activations {
-  void reserve(int rows, int k, bool quantized, bool wide = false) {
+  void reserve(int num_rows, int k, bool quantized, bool wide = false) {
+    rows = num_rows;
     stride = round_up(k, kBlock);
     blocks = stride / kBlock;
     x = floats_.reserve((size_t)rows * stride);
     if (!quantized) return;
-    const size_t n = (size_t)rows * blocks;
-    q = bytes_.reserve((size_t)rows * stride * (wide ? 2 : 1));
-    low = wide ? q + (size_t)rows * stride : nullptr;
-    scale = scales_.reserve(2 * n);
-    scaled_sum = scale + n;
-    minus8 = sums_.reserve(2 * n);
-    minus128 = minus8 + n;
+    quant = quant_.reserve((size_t)rows * blocks);
+    low = wide ? low_.reserve((size_t)rows * stride) : nullptr;
   }
 
  private:
-  Buffer<float> floats_, scales_;
-  Buffer<int8_t> bytes_;
-  Buffer<int32_t> sums_;
+  Buffer<float> floats_;
+  Buffer<RowBlock> quant_;
+  Buffer<int8_t> low_;
 };
 
 struct Layer {
@@ -73,9 +69,10 @@ struct PlModel {
   Arena arena;
   size_t mapped_bytes = 0;  // of matrices that lie in the caller's memory
   bool any_quantized = false;
+  double* profile = nullptr;  // [threads][PL_STEPS][working, waiting] seconds, added to; or null
 
   // Buffers of a pass, kept between passes.
-  Buffer<float> x, qkv, cos, sin, scratch;
+  Buffer<float> x, qkv, cos, sin, scratch, scores;
   ActivationBuffer normed, normed_wide, attended, activated;
 
   int q_size() const { return config.num_heads * config.head_dim; }

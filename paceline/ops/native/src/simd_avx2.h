@@ -23,6 +23,8 @@ inline vf vdiv(vf x, vf y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b,
 inline vf vfma(vf x, vf y, vf z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 inline vf vrecip(vf a) { return vdiv(vset1(1.0f), a); }
 inline void vkeep(vf&) {}
+inline void vkeep(vi&) {}
+inline void vsink(vf x) { asm volatile("" : : "x"(x.a), "x"(x.b)); }
 inline vf vmax(vf x, vf y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 inline vf vmin(vf x, vf y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 inline vf vabs(vf x) {
@@ -38,6 +40,11 @@ inline vi vto_int(vf x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.
 inline vf vto_float(vi x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 inline vi viadd(vi x, vi y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 inline vi viset1(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline vi vset4(const int8_t* p) {
+  int32_t four;
+  __builtin_memcpy(&four, p, 4);
+  return viset1(four);
+}
 inline vi vload_ints(const uint32_t* p) {
   return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))};
 }
@@ -107,18 +114,14 @@ inline vb vhigh_nibbles(vb x) { return vlow_nibbles({_mm256_srli_epi16(x.a, 4), 
 inline __m256i dot4_half(__m256i acc, __m256i w, __m256i x) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
 }
-inline vi dot4_u7(vi acc, vb w, int32_t x) {
-  const __m256i xx = _mm256_set1_epi32(x);
-  return {dot4_half(acc.a, w.a, xx), dot4_half(acc.b, w.b, xx)};
-}
+inline vi dot4_u7(vi acc, vb w, vi x) { return {dot4_half(acc.a, w.a, x.a), dot4_half(acc.b, w.b, x.a)}; }
 // w is stored + 128. |w| * sign(x, w) is the signed product with an unsigned left side, again below 2^15 in pairs.
 inline __m256i dot4_signed_half(__m256i acc, __m256i w, __m256i x) {
   w = _mm256_xor_si256(w, _mm256_set1_epi8(-128));
   return dot4_half(acc, _mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
 }
-inline vi dot4_s8(vi acc, vb w, int32_t x) {
-  const __m256i xx = _mm256_set1_epi32(x);
-  return {dot4_signed_half(acc.a, w.a, xx), dot4_signed_half(acc.b, w.b, xx)};
+inline vi dot4_s8(vi acc, vb w, vi x) {
+  return {dot4_signed_half(acc.a, w.a, x.a), dot4_signed_half(acc.b, w.b, x.a)};
 }
 
 inline void transpose16(const vf in[16], float* out) {

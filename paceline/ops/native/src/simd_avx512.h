@@ -29,6 +29,8 @@ inline vf vrecip(vf a) {  // 1 / a to about 1 ulp: two Newton steps from 14 bits
   return _mm512_fmadd_ps(r, _mm512_fnmadd_ps(a, r, _mm512_set1_ps(1.0f)), r);
 }
 inline void vkeep(vf& a) { asm("" : "+v"(a)); }  // loaded once into a register, not again at each use
+inline void vkeep(vi& a) { asm("" : "+v"(a)); }
+inline void vsink(vf a) { asm volatile("" : : "v"(a)); }  // computed, though nothing uses it
 inline vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
 inline vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
 inline vf vabs(vf a) { return _mm512_abs_ps(a); }
@@ -38,6 +40,11 @@ inline vi vto_int(vf a) { return _mm512_cvtps_epi32(a); }
 inline vf vto_float(vi a) { return _mm512_cvtepi32_ps(a); }
 inline vi viadd(vi a, vi b) { return _mm512_add_epi32(a, b); }
 inline vi viset1(int32_t a) { return _mm512_set1_epi32(a); }
+inline vi vset4(const int8_t* p) {  // four bytes in every lane
+  int32_t four;
+  __builtin_memcpy(&four, p, 4);
+  return _mm512_set1_epi32(four);
+}
 inline vi vload_ints(const uint32_t* p) { return _mm512_loadu_si512(p); }
 inline vi vimul(vi a, vi b) { return _mm512_mullo_epi32(a, b); }  // the low 32 bits
 inline vi vixor(vi a, vi b) { return _mm512_xor_si512(a, b); }
@@ -75,8 +82,8 @@ inline vb vload_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
 inline vb vlow_nibbles(vb a) { return _mm512_and_si512(a, _mm512_set1_epi8(15)); }
 inline vb vhigh_nibbles(vb a) { return _mm512_and_si512(_mm512_srli_epi16(a, 4), _mm512_set1_epi8(15)); }
 // acc[lane] += sum over 4 bytes of w (unsigned) * x (signed, the same four for every lane)
-inline vi dot4_u7(vi acc, vb w, int32_t x) { return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x)); }
-inline vi dot4_s8(vi acc, vb w, int32_t x) { return _mm512_dpbusd_epi32(acc, w, _mm512_set1_epi32(x)); }
+inline vi dot4_u7(vi acc, vb w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
+inline vi dot4_s8(vi acc, vb w, vi x) { return _mm512_dpbusd_epi32(acc, w, x); }
 
 // out[d][16] = in[lane][d] for 16 values of d; `in` are 16 loaded rows.
 inline void transpose16(const vf in[16], float* out) {

@@ -29,6 +29,8 @@ inline vf vfma(vf a, vf b, vf c) { return a * b + c; }
 inline float sfma(float a, float b, float c) { return a * b + c; }
 inline vf vrecip(vf a) { return vdiv(vset1(1.0f), a); }
 inline void vkeep(vf&) {}
+inline void vkeep(vi&) {}
+inline void vsink(vf a) { asm volatile("" : : "m"(a)); }
 inline vf vmax(vf a, vf b) { for (int i = 0; i < 16; i++) a[i] = a[i] > b[i] ? a[i] : b[i]; return a; }
 inline vf vmin(vf a, vf b) { for (int i = 0; i < 16; i++) a[i] = a[i] < b[i] ? a[i] : b[i]; return a; }
 inline vf vabs(vf a) { for (int i = 0; i < 16; i++) a[i] = fabsf(a[i]); return a; }
@@ -37,6 +39,7 @@ inline vi vto_int(vf a) { vi r{}; for (int i = 0; i < 16; i++) r[i] = (int32_t)r
 inline vf vto_float(vi a) { vf r{}; for (int i = 0; i < 16; i++) r[i] = (float)a[i]; return r; }
 inline vi viadd(vi a, vi b) { return (vi)((vu)a + (vu)b); }
 inline vi viset1(int32_t x) { return vi{x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
+inline vi vset4(const int8_t* p) { int32_t four; memcpy(&four, p, 4); return viset1(four); }
 inline vi vload_ints(const uint32_t* p) { vi a; memcpy(&a, p, 64); return a; }
 inline vi vimul(vi a, vi b) { return (vi)((vu)a * (vu)b); }
 inline vi vixor(vi a, vi b) { return a ^ b; }
@@ -72,14 +75,14 @@ inline int32_t hsum_int(vi a) { int32_t s = 0; for (int i = 0; i < 16; i++) s +=
 inline vb vload_bytes(const uint8_t* p) { vb r; memcpy(r.byte, p, 64); return r; }
 inline vb vlow_nibbles(vb a) { for (int i = 0; i < 64; i++) a.byte[i] &= 15; return a; }
 inline vb vhigh_nibbles(vb a) { for (int i = 0; i < 64; i++) a.byte[i] >>= 4; return a; }
-inline vi dot4_u7(vi acc, vb w, int32_t x) {
+inline vi dot4_u7(vi acc, vb w, vi x) {
   int8_t xs[4];
   memcpy(xs, &x, 4);
   for (int i = 0; i < 16; i++)
     for (int j = 0; j < 4; j++) acc[i] += (int32_t)w.byte[4 * i + j] * xs[j];
   return acc;
 }
-inline vi dot4_s8(vi acc, vb w, int32_t x) {
+inline vi dot4_s8(vi acc, vb w, vi x) {
   int8_t xs[4];
   memcpy(xs, &x, 4);
   for (int i = 0; i < 16; i++)
