@@ -45,7 +45,7 @@ def only(*values: Any, reason: str) -> Foreign:
 ONE_DEVICE = "one process runs one model on one device"
 TEXT_ONLY = "models here read and write text only"
 NO_LORA = "there are no adapters: merge them into the weights"
-NO_OFFLOAD = "weights, keys and values stay on the device"
+NO_OFFLOAD = "weights stay on the device"
 OWN_KERNELS = "which kernels run is chosen by `kernels`, `device` and `batch_invariant`; answers are the same"
 OWN_SCHEDULE = "the scheduler cuts prompts to the pass by itself; answers are the same"
 OWN_LOADING = "a model folder is read as its files say"
@@ -80,9 +80,9 @@ ENGINE: dict[str, Foreign] = {
     "gpu_memory_utilization": hint(
         "the KV pool is sized by num_kv_blocks or kv_cache_memory_bytes, or fits what is free"
     ),
-    "swap_space": hint("nothing is swapped out: a preempted request is computed again"),
+    "swap_space": hint("a preempted request is computed again; kv_offload keeps its keys and values"),
     "cpu_offload_gb": only(0, reason=NO_OFFLOAD),
-    "kv_offloading_size": only(0, reason=NO_OFFLOAD),
+    "kv_offloading_size": only(0, reason="give kv_offload, in bytes"),
     "kv_cache_dtype": only(
         "auto", reason="keys and values have the model's dtype, or float16 beside quantized weights"
     ),

@@ -15,7 +15,7 @@ from paceline.engine.request_state import RequestState
 class _Told:
     """How much of one sample is in the deltas so far."""
 
-    num_tokens: int = 0
+    num_tokens: int = 0  # those that a resumed request was given among them
     num_pieces: int = 0  # of the detokenizer's text
     end: bool = False
     cumulative_logprob: float = 0.0
@@ -33,9 +33,10 @@ class Job:
     states: list[RequestState] = field(default_factory=list)
     tokenizer: Tokenizer | None = None  # for log-probabilities that are read
     _told: list[_Told] = field(init=False)
+    _first_pieces: list[int] = field(default_factory=list)  # of each sample: where its new text begins
 
     def __post_init__(self) -> None:
-        self._told = [_Told(tokenizer=self.tokenizer) for _ in self.requests]
+        self._told = [self._nothing_told(request) for request in self.requests]
 
     @property
     def finished(self) -> bool:
@@ -48,8 +49,11 @@ class Job:
         return _combine(metrics) if len(metrics) == len(self.states) else None
 
     def start(self, core: EngineCore) -> None:
-        for request in self.requests:
-            self.states.append(core.add_request(request))
+        for request, told in zip(self.requests, self._told, strict=True):
+            state = core.add_request(request)
+            self.states.append(state)
+            told.num_pieces = len(state.detokenizer.pieces)  # of a resumed request: its text came with its tokens
+            self._first_pieces.append(told.num_pieces)
 
     def abort(self, core: EngineCore) -> None:
         for state in self.states:  # only what was added: an id that was refused belongs to another job
@@ -57,10 +61,11 @@ class Job:
                 core.abort(state.request.request_id)
 
     def output(self) -> RequestOutput:
-        """The whole state."""
-        return self._around(
-            [_completion(i, state, _Told(tokenizer=self.tokenizer)) for i, state in enumerate(self.states)]
-        )
+        """The whole state; of a resumed request, all that is new."""
+        outputs = []
+        for i, (state, first) in enumerate(zip(self.states, self._first_pieces, strict=True)):
+            outputs.append(_completion(i, state, self._nothing_told(state.request, first)))
+        return self._around(outputs)
 
     def delta(self) -> RequestOutput:
         """What is new since the last delta."""
@@ -73,10 +78,19 @@ class Job:
     def nothing(self) -> RequestOutput:
         """The state before the first token."""
         outputs = [
-            CompletionOutput(i, "", [], token_logprobs=None if request.logprobs is None else [])
+            CompletionOutput(
+                i,
+                "",
+                [],
+                token_logprobs=None if request.logprobs is None else [],
+                offset=len(request.resumed_token_ids),
+            )
             for i, request in enumerate(self.requests)
         ]
         return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, outputs, finished=False)
+
+    def _nothing_told(self, request: Request, num_pieces: int = 0) -> _Told:
+        return _Told(len(request.resumed_token_ids), num_pieces, tokenizer=self.tokenizer)
 
     def _around(self, outputs: list[CompletionOutput]) -> RequestOutput:
         errors = [state.request.error for state in self.states if state.request.error is not None]
@@ -98,16 +112,19 @@ def _completion(index: int, state: RequestState, told: _Told) -> CompletionOutpu
     """What a sample has beyond what was told, which is then all of it. Only what is new is copied."""
     request, pieces = state.request, state.detokenizer.pieces
     begin, end = told.num_tokens, request.num_output_tokens
+    num_resumed = len(request.resumed_token_ids)
+    new = slice(begin - num_resumed, end - num_resumed)
     output = CompletionOutput(
         index=index,
         text="".join(pieces[told.num_pieces :]) if request.sampling_params.detokenize else "",
         token_ids=request.token_ids[request.num_prompt_tokens + begin :],
         finish_reason=request.finish_reason,
         stop_reason=request.stop_reason,
-        token_sources=request.token_sources[begin:end],
+        token_sources=request.token_sources[new],
+        offset=begin,
     )
     if request.logprobs is not None:
-        output.token_logprobs = request.logprobs[begin:end]
+        output.token_logprobs = request.logprobs[new]
         for entry in output.token_logprobs:  # one by one: the same bits however deltas were cut
             told.cumulative_logprob += entry.logprob
         output.cumulative_logprob, output.tokenizer = told.cumulative_logprob, told.tokenizer

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.core.block_rows import BlockRows
 from paceline.core.draft_counts import DraftCounts
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
@@ -119,6 +120,10 @@ class Proposer(ABC):
 
     def skip_step(self) -> None:
         """Told that it is skipped: the step goes on without it."""
+
+    def block_rows(self) -> Sequence[BlockRows]:
+        """KV of its own that belongs to the target's blocks and may travel with them (kv/exchange.py)."""
+        return ()
 
     def report(self) -> dict[str, Any]:
         """What it decided, for `LLM.stats()`; empty where it decides nothing."""

@@ -22,6 +22,7 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.models.drafters.load import load_network
 from paceline.models.drafters.paged import KeyRows, make_layers, make_linear
 from paceline.spec.engine_parts import EngineParts
+from paceline.spec.feature.block_rows import FeatureBlockRows
 from paceline.spec.feature.captured_drafts import PendingDrafts, largest_bucket, scratch_slots
 from paceline.spec.feature.device_drafts import device_drafts
 from paceline.spec.feature.draft_growth import Growth, least_log_prob
@@ -86,6 +87,7 @@ class Eagle3Proposer(Proposer):
         )
         self._latest: StepRows | None = None  # of the newest pass, where drafts are captured
         self._queue = FeatureQueue(network.config.hidden_layers, services)
+        self._rows = FeatureBlockRows(self.kind, network, self._layers.kv_cache, self._queue, services, self._flush)
         self._newest: dict[str, tuple[int, Tensor]] = {}  # request id -> position and fused feature of its newest pair
         self.needs = Needs(hidden_layers=network.config.hidden_layers, draft_probs=draft_sampling == "sampled")
 
@@ -101,6 +103,9 @@ class Eagle3Proposer(Proposer):
             self._newest.pop(request.request_id, None)
             if self._captured is not None:
                 self._captured.forget(request.request_id)
+
+    def block_rows(self) -> list[FeatureBlockRows]:
+        return [self._rows]
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         return self.launch(step, budgets).collect()
