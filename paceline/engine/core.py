@@ -19,7 +19,7 @@ from torch import Tensor
 
 from paceline.core.draft_counts import NO_PASS, DraftCounts
 from paceline.core.faults import request_error
-from paceline.core.forward import Decoder
+from paceline.core.forward import Target
 from paceline.core.outputs import VerifyResult
 from paceline.core.request import Request, RequestStatus
 from paceline.core.stop_strings import StopStrings
@@ -51,7 +51,7 @@ logger = logging.getLogger("paceline")
 class EngineCore:
     def __init__(
         self,
-        model: Decoder,
+        model: Target,
         text_decoder: Tokenizer,
         kv_cache: Tensor,  # [layers, 2, slots, kv heads, head dim]
         block_size: int,

@@ -99,7 +99,7 @@ class Processor:
             raise InvalidRequestError(f"output_token_ids must be {wanted}, got {shown(given)}")
         return rest, [self._checked_ids(sample, "output_token_ids") for sample in samples]
 
-    def _checked_ids(self, token_ids: Collection[Any], what: str) -> list[int]:
+    def _checked_ids(self, token_ids: Collection[int], what: str) -> list[int]:
         for token in token_ids:
             if not (type(token) is int or isinstance(token, Integral)) or not 0 <= token < self.vocab_size:
                 raise InvalidRequestError(

@@ -50,7 +50,7 @@ def parse_offload(given: str | int | Path) -> OffloadOption:
     folder, colon, limit = str(given).rpartition(":")
     limit_bytes = _size(limit) if colon and folder else None
     if limit_bytes is None:
-        return OffloadOption(DEFAULT_FOLDER_BYTES, Path(given).expanduser())
+        return OffloadOption(DEFAULT_FOLDER_BYTES, Path(str(given)).expanduser())
     return OffloadOption(_positive(limit_bytes, given), Path(folder).expanduser())
 
 

@@ -175,7 +175,8 @@ class FeatureQueue:
 
     def known(self, slots: slice, use: int) -> NDArray[np.bool_]:
         """Which slots of a block have features of this use of it."""
-        return self._heard[slots] == use
+        known: NDArray[np.bool_] = self._heard[slots] == use
+        return known
 
     def mark_known(self, slots: slice, use: int, known: NDArray[np.bool_]) -> None:
         """The keys of a block came from elsewhere."""
