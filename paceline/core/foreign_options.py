@@ -199,7 +199,7 @@ CALL: dict[str, Foreign] = {
     "arrival_time": hint("a request arrives when it is submitted"),
     "data_parallel_rank": only(0, reason=ONE_DEVICE),
     "reset_running_requests": hint("the weights never change, so running requests keep their keys and values"),
-    "reset_connector": only(False, reason=ONE_DEVICE),
+    "reset_connector": hint("what kv_offload keeps is always forgotten too"),
 }
 
 # Keys of `speculative_config`.

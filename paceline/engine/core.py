@@ -31,7 +31,7 @@ from paceline.engine.request_state import RequestState
 from paceline.engine.runner import ModelRunner, PassOutput
 from paceline.engine.scheduler import ScheduledRequest, Scheduler, SchedulerConfig, SchedulerOutput
 from paceline.engine.verify_apart import record_prompt_logprobs, verify_apart
-from paceline.errors import InvalidRequestError
+from paceline.errors import InvalidOptionError, InvalidRequestError
 from paceline.kv.block_bytes import BlockBytes
 from paceline.kv.exchange import KVExchange
 from paceline.kv.fingerprint import Fingerprint, make_fingerprint
@@ -90,6 +90,8 @@ class EngineCore:
     def exchange(self) -> KVExchange:
         """KV blocks out and in. Made on first use, which takes a pass: from then on every block hash begins with the
         engine's fingerprint, and what was cached before is forgotten."""
+        if not self.kv.enable_prefix_caching:
+            raise InvalidOptionError("KV blocks are found by the prefix cache: it must not be switched off")
         return KVExchange(self.kv, self.blocks, self._fingerprint())
 
     def keep_blocks(self, option: OffloadOption) -> None:

@@ -14,6 +14,8 @@ logger = logging.getLogger("paceline")
 
 MAX_PENDING_BYTES = 256 << 20  # copies that wait. At half of it a burst of requests that end loses more of its blocks
 
+STOP_S = 10.0  # at the end of a process, for what waits; a disk that hangs does not keep it alive
+
 
 class OffloadWriter:
     def __init__(self, store: BlockStore, fingerprint: bytes) -> None:
@@ -49,7 +51,7 @@ class OffloadWriter:
     def stop(self) -> None:
         """Store what was put, and end the thread."""
         self._queue.put(None)
-        self._thread.join()
+        self._thread.join(STOP_S)
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:

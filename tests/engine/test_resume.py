@@ -3,6 +3,7 @@ said, at whatever token it was cut off."""
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from paceline.core.outputs import RequestOutput, RequestOutputKind
 from paceline.errors import InvalidRequestError
 from paceline.sampling_params import StructuredOutputsParams
 from tests.bench.toy_llm import toy_model
+from tests.toy import ToyTokenizer
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 SMALL: dict[str, Any] = {"num_kv_blocks": 64, "block_size": 4, "max_num_seqs": 8}
@@ -85,6 +87,29 @@ def test_after_its_last_token_a_request_ends_at_once_and_says_why(name: str) -> 
     assert again.finished and (rest.token_ids, rest.text, rest.offset) == ([], "", len(whole.token_ids))
     assert (rest.finish_reason, rest.stop_reason) == (whole.finish_reason, whole.stop_reason)
     assert llm.engine.core.clock.num_steps == 0 and not llm.engine.core.has_requests
+
+
+class Pieces(ToyTokenizer):
+    """Tokens are single bytes, many of them parts of longer characters."""
+
+    BYTES = "é€😀".encode() + b"abcdefghijklmnopqrst"
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return bytes(self.BYTES[token] for token in token_ids).decode(errors="replace")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_half_a_character_at_the_cut_is_neither_lost_nor_told_twice(seed: int) -> None:
+    model = replace(toy_model(), tokenizer=Pieces())  # type: ignore[arg-type]
+    options = SamplingParams(temperature=1.5, seed=seed, max_tokens=24, ignore_eos=True, stop=["é", "ab", "€"])
+    whole = deltas(LLM(model, {"method": "none"}, **SMALL), options)
+    tokens = [token for delta in whole for token in delta.outputs[0].token_ids]
+    llm = LLM(model, {"method": "ngram"}, **SMALL)
+    for cut in range(1, len(tokens)):
+        told = "".join(delta.outputs[0].text for delta in whole if delta.outputs[0].offset < cut)
+        rest = resume(llm, options, tokens[:cut]).outputs[0]
+        assert told + rest.text == "".join(delta.outputs[0].text for delta in whole)
+        assert rest.token_ids == tokens[cut:]
 
 
 def test_deltas_say_how_many_tokens_stand_before_them() -> None:

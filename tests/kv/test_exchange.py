@@ -9,9 +9,9 @@ import pytest
 
 from paceline.core.request import Request
 from paceline.engine.core import EngineCore
-from paceline.errors import InvalidRequestError
+from paceline.errors import InvalidOptionError, InvalidRequestError
 from paceline.kv.exchange import KVExchange
-from paceline.kv.hashes import BlockHash, BlockKey
+from paceline.kv.hashes import BlockHash, BlockKey, hash_block
 from tests.toy import run_all, toy_core, toy_request
 
 PROMPT = [(7 * i + i * i // 5) % 23 for i in range(30)]  # seven full blocks of four, and two tokens
@@ -236,11 +236,24 @@ def test_a_key_that_does_not_name_its_tokens_is_refused() -> None:
     for bad in (
         BlockKey(good[1].hash, good[0].hash, (0, 0, 0, 0)),
         BlockKey(b"x" * 16, good[0].hash, good[1].token_ids),
-        core.exchange.keys(PROMPT)[0].__class__(good[0].hash, good[0].parent, good[0].token_ids[:3]),
+        BlockKey(hash_block(good[0].hash, (1, 2, 3)), good[0].hash, (1, 2, 3)),  # too short
     ):
         with pytest.raises(InvalidRequestError, match="is not the hash"):
             core.exchange.reserve([good[0], bad])
     core.check_integrity()
+
+
+def test_an_engine_that_never_uses_it_does_nothing_for_it() -> None:
+    core = toy_core()
+    run_all(core, [asked()])
+    assert "exchange" not in vars(core) and core.kv.fingerprint == b"" and core.kv.pool.listener is None
+    assert core.kv.kept is None and core.kv.reclaim is None and core.offload is None
+    assert core.runner.model.num_passes == core.clock.num_steps, "no pass but its own"  # type: ignore[attr-defined]
+
+
+def test_without_a_prefix_cache_there_is_no_exchange() -> None:
+    with pytest.raises(InvalidOptionError, match="prefix cache"):
+        _ = toy_core(prefix_caching=False).exchange
 
 
 class Mirror:
