@@ -122,6 +122,7 @@ class EngineCore:
             self.scheduler.add(request)
         else:
             self._finish(state)  # its last token had been delivered
+        state.num_resumed_pieces = len(state.detokenizer.pieces)
         return state
 
     def abort(self, request_id: str) -> RequestState | None:

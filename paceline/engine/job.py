@@ -33,7 +33,6 @@ class Job:
     states: list[RequestState] = field(default_factory=list)
     tokenizer: Tokenizer | None = None  # for log-probabilities that are read
     _told: list[_Told] = field(init=False)
-    _first_pieces: list[int] = field(default_factory=list)  # of each sample: where its new text begins
 
     def __post_init__(self) -> None:
         self._told = [self._nothing_told(request) for request in self.requests]
@@ -49,11 +48,8 @@ class Job:
         return _combine(metrics) if len(metrics) == len(self.states) else None
 
     def start(self, core: EngineCore) -> None:
-        for request, told in zip(self.requests, self._told, strict=True):
-            state = core.add_request(request)
-            self.states.append(state)
-            told.num_pieces = len(state.detokenizer.pieces)  # of a resumed request: its text came with its tokens
-            self._first_pieces.append(told.num_pieces)
+        for request in self.requests:
+            self.states.append(core.add_request(request))
 
     def abort(self, core: EngineCore) -> None:
         for state in self.states:  # only what was added: an id that was refused belongs to another job
@@ -62,10 +58,9 @@ class Job:
 
     def output(self) -> RequestOutput:
         """The whole state; of a resumed request, all that is new."""
-        outputs = []
-        for i, (state, first) in enumerate(zip(self.states, self._first_pieces, strict=True)):
-            outputs.append(_completion(i, state, self._nothing_told(state.request, first)))
-        return self._around(outputs)
+        return self._around(
+            [_completion(i, state, self._nothing_told(state.request)) for i, state in enumerate(self.states)]
+        )
 
     def delta(self) -> RequestOutput:
         """What is new since the last delta."""
@@ -89,8 +84,8 @@ class Job:
         ]
         return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, outputs, finished=False)
 
-    def _nothing_told(self, request: Request, num_pieces: int = 0) -> _Told:
-        return _Told(len(request.resumed_token_ids), num_pieces, tokenizer=self.tokenizer)
+    def _nothing_told(self, request: Request) -> _Told:
+        return _Told(len(request.resumed_token_ids), tokenizer=self.tokenizer)
 
     def _around(self, outputs: list[CompletionOutput]) -> RequestOutput:
         errors = [state.request.error for state in self.states if state.request.error is not None]
@@ -114,9 +109,10 @@ def _completion(index: int, state: RequestState, told: _Told) -> CompletionOutpu
     begin, end = told.num_tokens, request.num_output_tokens
     num_resumed = len(request.resumed_token_ids)
     new = slice(begin - num_resumed, end - num_resumed)
+    first_piece = max(told.num_pieces, state.num_resumed_pieces)
     output = CompletionOutput(
         index=index,
-        text="".join(pieces[told.num_pieces :]) if request.sampling_params.detokenize else "",
+        text="".join(pieces[first_piece:]) if request.sampling_params.detokenize else "",
         token_ids=request.token_ids[request.num_prompt_tokens + begin :],
         finish_reason=request.finish_reason,
         stop_reason=request.stop_reason,

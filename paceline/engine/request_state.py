@@ -20,6 +20,7 @@ class RequestState:
     detokenizer: Detokenizer
     tracker: RequestTracker
     metrics: RequestMetrics | None = None  # set when the request is finished
+    num_resumed_pieces: int = 0  # of its text: they came with the tokens that were delivered before it was resumed
 
     def take_in(self, result: VerifyResult, draft: DraftTree) -> None:
         """Add the new tokens to the request; one that fails at it ends with what it had before the step."""
