@@ -243,6 +243,26 @@ def test_a_key_that_does_not_name_its_tokens_is_refused() -> None:
     core.check_integrity()
 
 
+def test_blocks_come_and_go_while_a_pass_is_under_way() -> None:
+    """The engine launches passes ahead; blocks of requests that end are taken for others while one still runs."""
+    sizes = (1, 2, 4, 8, 16, 64)
+    source, core = (toy_core(sizes=sizes, num_blocks=40) for _ in range(2))
+    expected = run_all(toy_core(sizes=sizes), [toy_request("a", PROMPT, max_tokens=12, ignore_eos=True)])
+    run_all(source, [toy_request("prefill", PROMPT, max_tokens=1)])
+    keys, data = sent(source)  # of a cache that its first use forgets
+    run_all(source, [toy_request("again", PROMPT, max_tokens=1)])
+    keys, data = sent(source)
+    assert len(data) == 7
+    for i in range(5):
+        core.add_request(toy_request(f"short {i}", [i, *PROMPT[:6]], max_tokens=2 + i, ignore_eos=True))
+        core.step()
+        core.step()
+        received(core, keys, data)
+    request = toy_request("r", PROMPT, max_tokens=12, ignore_eos=True)
+    assert run_all(core, [request]) == expected and request.num_cached_tokens == 28
+    assert core.clock.num_ahead > 0
+
+
 def test_an_engine_that_never_uses_it_does_nothing_for_it() -> None:
     core = toy_core()
     run_all(core, [asked()])
