@@ -8,6 +8,7 @@ import pytest
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.engine.core import EngineCore
+from paceline.kv.offload import OffloadOption
 from paceline.spec.proposer import StepContext
 from paceline.train.target import DenseTarget
 from tests.kv.test_exchange import received, sent
@@ -99,11 +100,27 @@ def test_members_of_a_merge_bring_their_rows(target: DenseTarget) -> None:
 
 
 def test_a_kept_prompt_comes_back_with_its_drafters_rows(target: DenseTarget, tmp_path: Path) -> None:
-    from paceline.kv.offload import OffloadOption
-
     core = make_core(target, config("eagle3"), num_blocks=16)
     core.keep_blocks(OffloadOption(1 << 22, tmp_path))
-    _, expected = drafts(core)
+    run_all(core, [toy_request("prefill", PROMPT, max_tokens=1)])  # its rows come with the pass that ends it
     core.kv.pool.release(core.kv.pool.allocate(16) or [])
-    request, again = drafts(core)
-    assert request.num_cached_tokens == 16 and again == expected
+    request, drafted = drafts(core)
+    _, expected = drafts(make_core(target, config("eagle3")))
+    assert request.num_cached_tokens == 16 and drafted == expected
+
+
+def test_rows_that_still_wait_for_a_blocks_last_owner_do_not_overwrite_what_came(target: DenseTarget) -> None:
+    keys, data = sent(prefilled(target, config("eagle3")), PROMPT)
+    core = make_core(target, config("eagle3"), num_blocks=8, max_batched=8)
+    assert core.exchange.snapshot() == []
+    core.add_request(toy_request("aborted", [40 + i for i in range(19)]))
+    core.step()  # eight rows are in the drafter's queue
+    core.abort("aborted")
+    others = core.kv.pool.allocate(4) or []  # so that the two blocks of that request are handed out next
+    ticket = core.exchange.reserve(keys)
+    verified = [i for i in ticket.missing if core.exchange.write(ticket, i, data[i])]
+    assert core.exchange.commit(ticket, verified) == 4
+    core.kv.pool.release(others)
+    request, drafted = drafts(core)
+    _, expected = drafts(make_core(target, config("eagle3")))
+    assert request.num_cached_tokens == 16 and drafted == expected
