@@ -17,7 +17,7 @@ TEXT = (
     "hash of its tokens and of all that came before, so a second prompt that begins alike need not compute it again. "
     "List three reasons why this matters for a server, and explain each of them in one sentence:\n1."
 )
-NUM_TOKENS = 16
+NUM_TOKENS = 12
 KINDS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "seeded": {"temperature": 0.8, "seed": 11}}
 
 
@@ -51,7 +51,7 @@ def computed_here(llm: LLM, kind: str, prompt: Any = TEXT) -> RequestOutput:
     return output
 
 
-@pytest.mark.parametrize("method", ["none", "eagle3"])
+@pytest.mark.parametrize("method", [pytest.param("none", marks=pytest.mark.slow), "eagle3"])
 def test_imported_resumed_and_kept_are_computed_here_to_the_bit(
     make: Callable[..., LLM], method: str, tmp_path: Path
 ) -> None:

@@ -98,7 +98,7 @@ class Pieces(ToyTokenizer):
         return bytes(self.BYTES[token] for token in token_ids).decode(errors="replace")
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_half_a_character_at_the_cut_is_neither_lost_nor_told_twice(seed: int) -> None:
     model = replace(toy_model(), tokenizer=Pieces())  # type: ignore[arg-type]
     options = SamplingParams(temperature=1.5, seed=seed, max_tokens=24, ignore_eos=True, stop=["é", "ab", "€"])
