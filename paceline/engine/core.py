@@ -143,6 +143,7 @@ class EngineCore:
         if flight is None:
             flight = self._launch()
         if flight is None:
+            self.kv.keep_released()  # of a request that found too few blocks
             return []
         self._flight = self._launch_ahead(flight)
         return self._collect(flight)

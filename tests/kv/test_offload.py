@@ -226,6 +226,19 @@ def test_a_preempted_request_is_brought_back() -> None:
     assert core.offload is not None and core.offload.num_brought_back > 0
 
 
+def test_a_request_that_waits_for_blocks_piles_up_nothing() -> None:
+    core = keeping(MEMORY)
+    answer(core)
+    held = core.kv.pool.allocate(core.kv.pool.num_blocks - 7) or []  # its prompt takes eight
+    core.add_request(asked("waits"))
+    for _ in range(50):
+        assert core.step() == []
+    assert core.kv._released == []
+    core.kv.pool.release(held)
+    while core.has_requests:
+        core.step()
+
+
 @pytest.mark.parametrize(
     ("given", "limit_bytes", "folder"),
     [
