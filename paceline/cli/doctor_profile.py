@@ -1,8 +1,8 @@
 """`paceline doctor --profile`: which stages of a product, and which steps of a pass, take the time.
 
 The first table takes the quantized products apart, on one thread and from the caches: time per block, the share of what
-a bare loop of byte dot products reaches, and what leaving out a stage saves. Stages overlap, so the savings need not add
-up to the whole. The second one says how long the threads work at each step of a pass, and wait for each other.
+a bare loop of byte dot products reaches, and what leaving out a stage saves. Stages overlap, so the savings need not
+add up to the whole. The second one says how long the threads work at each step of a pass, and wait for each other.
 """
 
 import statistics

@@ -86,6 +86,11 @@ def _add_engine(group: argparse._ArgumentGroup) -> None:
         default=True,
         help="keep the KV blocks of prompts for those that begin alike",
     )
+    group.add_argument(
+        "--kv-offload",
+        metavar="BYTES|DIR[:BYTES]",
+        help="keep them also when the pool needs their blocks: in host memory (2GiB), or in a folder (/var/kv:20GiB)",
+    )
     group.add_argument("--seed", type=int, help="of requests that bring none")
 
 
@@ -207,6 +212,7 @@ def run(args: argparse.Namespace) -> int:
         chat_template=args.chat_template,
         enable_prefix_caching=args.prefix_caching,
         max_token_delay_s=args.max_token_delay,
+        kv_offload=args.kv_offload,
         seed=args.seed,
     )
     sys.setswitchinterval(SWITCH_INTERVAL_S)

@@ -45,7 +45,7 @@ def only(*values: Any, reason: str) -> Foreign:
 ONE_DEVICE = "one process runs one model on one device"
 TEXT_ONLY = "models here read and write text only"
 NO_LORA = "there are no adapters: merge them into the weights"
-NO_OFFLOAD = "weights, keys and values stay on the device"
+NO_OFFLOAD = "weights stay on the device"
 OWN_KERNELS = "which kernels run is chosen by `kernels`, `device` and `batch_invariant`; answers are the same"
 OWN_SCHEDULE = "the scheduler cuts prompts to the pass by itself; answers are the same"
 OWN_LOADING = "a model folder is read as its files say"
@@ -82,9 +82,9 @@ ENGINE: dict[str, Foreign] = {
     "gpu_memory_utilization": hint(
         "the KV pool is sized by num_kv_blocks or kv_cache_memory_bytes, or fits what is free"
     ),
-    "swap_space": hint("nothing is swapped out: a preempted request is computed again"),
+    "swap_space": hint("a preempted request is computed again; kv_offload keeps its keys and values"),
     "cpu_offload_gb": only(0, reason=NO_OFFLOAD),
-    "kv_offloading_size": only(0, reason=NO_OFFLOAD),
+    "kv_offloading_size": only(0, reason="give kv_offload, in bytes"),
     "kv_cache_dtype": only(
         "auto", reason="keys and values have the model's dtype, or float16 beside quantized weights"
     ),
@@ -218,7 +218,7 @@ CALL: dict[str, Foreign] = {
     "arrival_time": hint("a request arrives when it is submitted"),
     "data_parallel_rank": only(0, reason=ONE_DEVICE),
     "reset_running_requests": hint("the weights never change, so running requests keep their keys and values"),
-    "reset_connector": only(False, reason=ONE_DEVICE),
+    "reset_connector": hint("what kv_offload keeps is always forgotten too"),
 }
 
 # Keys of `speculative_config`.

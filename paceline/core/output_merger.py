@@ -10,6 +10,7 @@ from paceline.core.tokenizer import Tokenizer
 @dataclass(slots=True)
 class _Sample:
     index: int
+    offset: int
     texts: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     token_sources: list[str] = field(default_factory=list)
@@ -42,6 +43,7 @@ class _Sample:
             token_logprobs=None if self.logprobs is None else list(self.logprobs),
             token_sources=list(self.token_sources),
             cumulative_logprob=self.cumulative_logprob,
+            offset=self.offset,
             tokenizer=self.tokenizer,
         )
 
@@ -85,5 +87,5 @@ class OutputMerger:
         for output in outputs:
             sample = self._samples.get(output.index)
             if sample is None:
-                sample = self._samples[output.index] = _Sample(output.index)
+                sample = self._samples[output.index] = _Sample(output.index, output.offset)
             sample.add(output)

@@ -173,7 +173,9 @@ class CompletionOutput:
     token_logprobs: list[TokenLogprobs] | None = None  # one per token, where asked for; `logprobs` is made of it
     token_sources: list[str] = field(default_factory=list)
     """Who each token came from: a drafter's name (accepted draft), "recovered", "bonus", or "target" (no draft)."""
-    cumulative_logprob: float | None = None  # of all tokens so far, where log-probabilities were asked for
+    cumulative_logprob: float | None = None  # of all new tokens so far, where log-probabilities were asked for
+    offset: int = 0
+    """Output tokens that stand before `token_ids`: in the deltas before this one, or given to a resumed request."""
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
     _logprobs: list[dict[int, Logprob]] | None = field(default=None, init=False, repr=False, compare=False)
 

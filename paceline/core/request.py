@@ -5,7 +5,7 @@ There is no prefill phase and no decode phase: `num_computed_tokens` catches up 
 
 import enum
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.bad_words import NO_BAD_WORDS, BadWords
@@ -42,6 +42,7 @@ class Request:
     stop_strings: StopStrings | None = None  # sampling_params.stop, prepared once for a call; None: not yet
     stop_token_ids: frozenset[int] = _NOT_GIVEN  # end the output, and min_tokens holds them back; by default derived
     call_id: str = ""  # of the call that it is a sample of; empty: of none
+    resumed_token_ids: Sequence[int] = ()  # output that an earlier attempt delivered: it goes on after them
     cache_salt: str = ""  # only requests with the same salt share prefixes and past outputs
     arrival_s: float = field(default_factory=time.perf_counter)
     status: RequestStatus = RequestStatus.WAITING
@@ -54,11 +55,11 @@ class Request:
     finish_reason: str | None = None  # stop, length, abort, error
     stop_reason: str | int | None = None  # which stop string or token id
     error: Exception | None = None
-    token_sources: list[str] = field(default_factory=list)  # one per output token, as in CompletionOutput
+    token_sources: list[str] = field(default_factory=list)  # one per new token, as in CompletionOutput
     draft_s: float = 0.0  # host time spent drafting for it
     sampling_s: float = 0.0  # host time that sampling took in its last pass
     num_passes_waited: int = 0  # since its last one, because its call has many samples (engine/many_samples.py)
-    logprobs: list[TokenLogprobs] | None = None  # one per output token, where asked for
+    logprobs: list[TokenLogprobs] | None = None  # one per new token, where asked for
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     constraint: Constraint | None = None  # sampling_params.structured_outputs, compiled
 
@@ -82,6 +83,11 @@ class Request:
     @property
     def num_tokens_with_spec(self) -> int:
         return len(self.token_ids) + len(self.draft)
+
+    @property
+    def num_new_tokens(self) -> int:
+        """Output tokens that were not delivered before it was resumed."""
+        return self.num_output_tokens - len(self.resumed_token_ids)
 
     @property
     def output_token_ids(self) -> list[int]:

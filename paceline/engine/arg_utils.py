@@ -44,6 +44,7 @@ OWN: dict[str, Any] = {
     "kv_cache_memory_bytes": int,
     "enable_prefix_caching": bool,
     "max_token_delay_s": float,
+    "kv_offload": str,
     "seed": int,
     "generation_config": str,
     "override_generation_config": json_value,

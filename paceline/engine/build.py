@@ -17,9 +17,11 @@ from paceline.engine.core import EngineCore
 from paceline.engine.processor import Processor
 from paceline.engine.scheduler import SchedulerConfig
 from paceline.errors import InvalidOptionError
+from paceline.kv.fingerprint import make_fingerprint
 from paceline.models.loader import LoadedModel, load_model
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.static_inputs import PassRoom
+from paceline.models.weights_digest import weights_digest
 from paceline.spec.auto.default_members import CANNOT_BUILD
 from paceline.spec.config.speculative_config import SpeculativeConfig
 from paceline.spec.engine_parts import EngineParts
@@ -97,7 +99,10 @@ def build_engine(
         verifier=_verifier(speculative),
         enable_prefix_caching=config.enable_prefix_caching,
         grammars=grammars,
+        fingerprint=lambda: make_fingerprint(loaded.decoder, weights_digest(loaded.path), config.block_size),
     )
+    if config.kv_offload is not None:
+        core.keep_blocks(config.kv_offload)
     processor = Processor(
         loaded.tokenizer,
         decoder.config.vocab_size,

@@ -6,6 +6,7 @@ import torch
 
 from paceline.core.model_config import ModelConfig
 from paceline.errors import InvalidOptionError
+from paceline.kv.offload import OffloadOption, parse_offload
 from paceline.kv.storage import kv_bytes_per_token
 
 GIB = 1 << 30
@@ -23,6 +24,7 @@ class EngineConfig:
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
     max_token_delay_s: float | None = None  # see engine/scheduler.py
+    kv_offload: str | int | None = None  # see kv/offload.py
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,7 @@ class ResolvedConfig:
     num_kv_blocks: int
     enable_prefix_caching: bool
     max_token_delay_s: float | None
+    kv_offload: OffloadOption | None = None
 
 
 def resolve_config(
@@ -80,7 +83,16 @@ def resolve_config(
         num_blocks,
         config.enable_prefix_caching,
         config.max_token_delay_s,
+        _offload(config),
     )
+
+
+def _offload(config: EngineConfig) -> OffloadOption | None:
+    if config.kv_offload is None:
+        return None
+    if not config.enable_prefix_caching:
+        raise InvalidOptionError("kv_offload keeps cached prefixes: it needs enable_prefix_caching")
+    return parse_offload(config.kv_offload)
 
 
 def _default_pool_bytes(

@@ -12,13 +12,14 @@ no request. Only the target's pass, and memory that runs out, may end a step wit
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from paceline.core.draft_counts import NO_PASS, DraftCounts
 from paceline.core.faults import request_error
-from paceline.core.forward import Decoder
+from paceline.core.forward import Target
 from paceline.core.outputs import VerifyResult
 from paceline.core.request import Request, RequestStatus
 from paceline.core.stop_strings import StopStrings
@@ -31,8 +32,12 @@ from paceline.engine.rounds import RoundMembers, RoundRows, Rounds
 from paceline.engine.runner import LaunchedRows, ModelRunner, PassOutput
 from paceline.engine.scheduler import ScheduledRequest, Scheduler, SchedulerConfig, SchedulerOutput
 from paceline.engine.verify_apart import record_prompt_logprobs, verify_apart
-from paceline.errors import InvalidRequestError
+from paceline.errors import InvalidOptionError, InvalidRequestError
+from paceline.kv.block_bytes import BlockBytes
+from paceline.kv.exchange import KVExchange
+from paceline.kv.fingerprint import Fingerprint, make_fingerprint
 from paceline.kv.manager import KVCacheManager
+from paceline.kv.offload import Offload, OffloadOption
 from paceline.kv.storage import move_slots
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.ops.sampling import chosen_before_mask
@@ -49,7 +54,7 @@ logger = logging.getLogger("paceline")
 class EngineCore:
     def __init__(
         self,
-        model: Decoder,
+        model: Target,
         text_decoder: Tokenizer,
         kv_cache: Tensor,  # [layers, 2, slots, kv heads, head dim]
         block_size: int,
@@ -58,6 +63,7 @@ class EngineCore:
         verifier: Verifier,
         enable_prefix_caching: bool = True,
         grammars: Grammars | None = None,
+        fingerprint: Callable[[], Fingerprint] | None = None,  # where the weights have a name beside their bits
     ) -> None:
         self._max_rows = scheduler_config.max_num_batched_tokens
         self.kv = KVCacheManager(kv_cache.shape[2] // block_size, block_size, enable_prefix_caching)
@@ -69,6 +75,9 @@ class EngineCore:
         self.masks = MaskMaker(self.grammars.limits.max_mask_s, self.grammars.late_masks)
         self._asks_grammars_last = verifier.takes_tokens and kv_cache.device.type == "cpu"
         self.clock = StepClock()
+        self.blocks = BlockBytes(kv_cache, self.kv.pool, block_size, self.speculator.block_rows)
+        self._fingerprint = fingerprint or (lambda: make_fingerprint(model, "", block_size))
+        self.offload: Offload | None = None
         self.observers: list[Callable[[StepContext], None]] = []  # told after every step, in the engine's thread
         self._text_decoder = text_decoder
         self._states: dict[str, RequestState] = {}
@@ -83,6 +92,20 @@ class EngineCore:
     @property
     def has_requests(self) -> bool:
         return self.scheduler.has_requests
+
+    @cached_property
+    def exchange(self) -> KVExchange:
+        """KV blocks out and in. Made on first use, which takes a pass: from then on every block hash begins with the
+        engine's fingerprint, and what was cached before is forgotten."""
+        if not self.kv.enable_prefix_caching:
+            raise InvalidOptionError("KV blocks are found by the prefix cache: it must not be switched off")
+        return KVExchange(self.kv, self.blocks, self._fingerprint())
+
+    def keep_blocks(self, option: OffloadOption) -> None:
+        """Keep the KV of requests that end in host memory or in a folder, from where it is brought back."""
+        # Only what outlives the process needs to say which engine it is of.
+        digest = b"" if option.folder is None else self.exchange.fingerprint.digest
+        self.kv.kept = self.offload = Offload(option.open(), self.blocks, self.kv.pool, digest)
 
     def add_request(self, request: Request) -> RequestState:
         if request.request_id in self._states:
@@ -99,8 +122,14 @@ class EngineCore:
             params.min_tokens,
         )
         state = RequestState(request, detokenizer, RequestTracker())
+        if request.resumed_token_ids:
+            state.resume()
         self._states[request.request_id] = state
-        self.scheduler.add(request)
+        if request.finish_reason is None:
+            self.scheduler.add(request)
+        else:
+            self._finish(state)  # its last token had been delivered
+        state.num_resumed_pieces = len(state.detokenizer.pieces)
         return state
 
     def abort(self, request_id: str) -> RequestState | None:
@@ -109,6 +138,7 @@ class EngineCore:
         if state is not None:
             state.request.finish_reason = "abort"
             self._finish(state)
+            self.kv.keep_released()
         return state
 
     def step(self) -> list[RequestState]:
@@ -120,6 +150,7 @@ class EngineCore:
         if flight is None:
             flight = self._launch()
         if flight is None:
+            self.kv.keep_released()  # of a request that found too few blocks
             return []
         self._flight = self._launch_ahead(flight)
         return self._collect(flight)
@@ -210,6 +241,7 @@ class EngineCore:
             passes, updated = self._commit(flight.scheduled, output, results)
         with self.clock.phase("propose"):
             self._propose(passes, output, flight.needs)
+        self.kv.keep_released()
         self.clock.num_steps += 1
         return updated
 

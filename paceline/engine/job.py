@@ -15,7 +15,7 @@ from paceline.engine.request_state import RequestState
 class _Told:
     """How much of one sample is in the deltas so far."""
 
-    num_tokens: int = 0
+    num_tokens: int = 0  # those that a resumed request was given among them
     num_pieces: int = 0  # of the detokenizer's text
     end: bool = False
     cumulative_logprob: float = 0.0
@@ -35,7 +35,7 @@ class Job:
     _told: list[_Told] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._told = [_Told(tokenizer=self.tokenizer) for _ in self.requests]
+        self._told = [self._nothing_told(request) for request in self.requests]
 
     @property
     def finished(self) -> bool:
@@ -57,9 +57,9 @@ class Job:
                 core.abort(state.request.request_id)
 
     def output(self) -> RequestOutput:
-        """The whole state."""
+        """The whole state; of a resumed request, all that is new."""
         return self._around(
-            [_completion(i, state, _Told(tokenizer=self.tokenizer)) for i, state in enumerate(self.states)]
+            [_completion(i, state, self._nothing_told(state.request)) for i, state in enumerate(self.states)]
         )
 
     def delta(self) -> RequestOutput:
@@ -73,10 +73,19 @@ class Job:
     def nothing(self) -> RequestOutput:
         """The state before the first token."""
         outputs = [
-            CompletionOutput(i, "", [], token_logprobs=None if request.logprobs is None else [])
+            CompletionOutput(
+                i,
+                "",
+                [],
+                token_logprobs=None if request.logprobs is None else [],
+                offset=len(request.resumed_token_ids),
+            )
             for i, request in enumerate(self.requests)
         ]
         return RequestOutput(self.request_id, self.prompt, self.prompt_token_ids, outputs, finished=False)
+
+    def _nothing_told(self, request: Request) -> _Told:
+        return _Told(len(request.resumed_token_ids), tokenizer=self.tokenizer)
 
     def _around(self, outputs: list[CompletionOutput]) -> RequestOutput:
         errors = [state.request.error for state in self.states if state.request.error is not None]
@@ -98,16 +107,20 @@ def _completion(index: int, state: RequestState, told: _Told) -> CompletionOutpu
     """What a sample has beyond what was told, which is then all of it. Only what is new is copied."""
     request, pieces = state.request, state.detokenizer.pieces
     begin, end = told.num_tokens, request.num_output_tokens
+    num_resumed = len(request.resumed_token_ids)
+    new = slice(begin - num_resumed, end - num_resumed)
+    first_piece = max(told.num_pieces, state.num_resumed_pieces)
     output = CompletionOutput(
         index=index,
-        text="".join(pieces[told.num_pieces :]) if request.sampling_params.detokenize else "",
+        text="".join(pieces[first_piece:]) if request.sampling_params.detokenize else "",
         token_ids=request.token_ids[request.num_prompt_tokens + begin :],
         finish_reason=request.finish_reason,
         stop_reason=request.stop_reason,
-        token_sources=request.token_sources[begin:end],
+        token_sources=request.token_sources[new],
+        offset=begin,
     )
     if request.logprobs is not None:
-        output.token_logprobs = request.logprobs[begin:end]
+        output.token_logprobs = request.logprobs[new]
         for entry in output.token_logprobs:  # one by one: the same bits however deltas were cut
             told.cumulative_logprob += entry.logprob
         output.cumulative_logprob, output.tokenizer = told.cumulative_logprob, told.tokenizer

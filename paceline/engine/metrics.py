@@ -31,8 +31,8 @@ class RequestTracker:
             return None if moment is None else moment - request.arrival_s
 
         tpot_s = None
-        if self.first_token_s is not None and self.last_token_s is not None and request.num_output_tokens > 1:
-            tpot_s = (self.last_token_s - self.first_token_s) / (request.num_output_tokens - 1)
+        if self.first_token_s is not None and self.last_token_s is not None and request.num_new_tokens > 1:
+            tpot_s = (self.last_token_s - self.first_token_s) / (request.num_new_tokens - 1)
         return RequestMetrics(
             num_prompt_tokens=request.num_prompt_tokens,
             num_cached_tokens=request.num_cached_tokens,

@@ -60,6 +60,7 @@ class Processor:
     def job(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Job:
         params = params.submitted()
         prompt, cache_salt = _take_salt(prompt)
+        prompt, resumed = self._take_resumed(prompt, params.n)
         text, token_ids = self._tokenize(prompt)
         self._check_length(token_ids)
         prepared = self._prepare(params)
@@ -80,11 +81,31 @@ class Processor:
                 logprobs=None if params.logprobs is None else [],
                 prompt_logprobs=None if params.prompt_logprobs is None else [None],
                 cache_salt=cache_salt,
+                resumed_token_ids=resumed[i],
             )
             for i in range(params.n)
         ]
         self._grammars.constrain(*requests)
         return Job(request_id, text, token_ids, requests, tokenizer=self.tokenizer)
+
+    def _take_resumed(self, prompt: Prompt, n: int) -> tuple[Prompt, list[list[int]]]:
+        """The prompt without its "output_token_ids", and these for each of the n samples."""
+        if not isinstance(prompt, Mapping) or prompt.get("output_token_ids") is None:
+            return prompt, [[]] * n
+        given, rest = prompt["output_token_ids"], {k: v for k, v in prompt.items() if k != "output_token_ids"}
+        samples = [given] if n == 1 else given
+        if not _is_list(samples) or len(samples) != n or not all(map(_is_list, samples)):
+            wanted = "a list of token ids" if n == 1 else f"a list of {n} lists of token ids, one for each sample"
+            raise InvalidRequestError(f"output_token_ids must be {wanted}, got {shown(given)}")
+        return rest, [self._checked_ids(sample, "output_token_ids") for sample in samples]
+
+    def _checked_ids(self, token_ids: Collection[int], what: str) -> list[int]:
+        for token in token_ids:
+            if not (type(token) is int or isinstance(token, Integral)) or not 0 <= token < self.vocab_size:
+                raise InvalidRequestError(
+                    f"{what} must be whole numbers from 0 to {self.vocab_size - 1}, got {shown(token)}"
+                )
+        return [int(token) for token in token_ids]
 
     def _prepare(self, params: SamplingParams) -> _Prepared:
         """The options checked and put together; the last are kept, because many prompts come with the same ones."""
@@ -107,19 +128,14 @@ class Processor:
             raise InvalidRequestError(f"a prompt is text, or a list of token ids, got {shown(prompt)}")
         token_ids = list(prompt)
         self._check_length(token_ids)  # first: a list that is too long need not be looked through
-        for token in token_ids:
-            if not (type(token) is int or isinstance(token, Integral)) or not 0 <= token < self.vocab_size:
-                raise InvalidRequestError(
-                    f"prompt token ids must be whole numbers from 0 to {self.vocab_size - 1}, got {shown(token)}"
-                )
-        return None, [int(token) for token in token_ids]
+        return None, self._checked_ids(token_ids, "prompt token ids")
 
     def _tokenize_mapping(self, prompt: Mapping[str, Any]) -> tuple[str | None, list[int]]:
         """vLLM's `TextPrompt` and `TokensPrompt`; beside ids there may be the text that they were made of."""
         if set(prompt) not in ({"prompt"}, {"prompt_token_ids"}, {"prompt", "prompt_token_ids"}):
             raise InvalidRequestError(
-                'a prompt mapping has one key, "prompt" or "prompt_token_ids", and perhaps "cache_salt"; '
-                f"got {sorted(map(str, prompt))}"
+                'a prompt mapping has one key, "prompt" or "prompt_token_ids", and perhaps "cache_salt" and '
+                f'"output_token_ids"; got {sorted(map(str, prompt))}'
             )
         if "prompt_token_ids" not in prompt:
             return self._tokenize(prompt["prompt"])
@@ -167,6 +183,10 @@ class Processor:
         if self._seed is None:
             return secrets.randbits(64)
         return (self._seed + next(self._unseeded) * _REQUEST_STRIDE) % 2**64
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
 
 
 def _take_salt(prompt: Prompt) -> tuple[Prompt, str]:

@@ -1,5 +1,6 @@
 """A request and what the engine keeps beside it, and how new tokens join it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.core.faults import request_error
@@ -8,6 +9,7 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.engine.detokenizer import Detokenizer
 from paceline.engine.metrics import RequestTracker
+from paceline.errors import InvalidRequestError
 
 
 @dataclass(slots=True)
@@ -18,6 +20,7 @@ class RequestState:
     detokenizer: Detokenizer
     tracker: RequestTracker
     metrics: RequestMetrics | None = None  # set when the request is finished
+    num_resumed_pieces: int = 0  # of its text: they came with the tokens that were delivered before it was resumed
 
     def take_in(self, result: VerifyResult, draft: DraftTree) -> None:
         """Add the new tokens to the request; one that fails at it ends with what it had before the step."""
@@ -25,7 +28,7 @@ class RequestState:
         num_tokens, error = len(request.token_ids), result.error
         if error is None:
             try:
-                num_added = self._append(result)
+                num_added = self._append(result.token_ids)
                 request.token_sources.extend(draft.sources(result.accepted)[:num_added])
                 if request.logprobs is not None and result.logprobs is not None:
                     request.logprobs.extend(result.logprobs[:num_added])
@@ -35,12 +38,23 @@ class RequestState:
             del request.token_ids[num_tokens:]
             request.finish_reason, request.stop_reason, request.error = "error", None, error
 
-    def _append(self, result: VerifyResult) -> int:
+    def resume(self) -> None:
+        """Take in what an earlier attempt delivered, as if it had just come: text, stop strings and counts are then
+        what they were there. Raises where tokens follow one that ends the output."""
+        given = self.request.resumed_token_ids
+        num_added = self._append(given)
+        if num_added < len(given):
+            raise InvalidRequestError(
+                f"output_token_ids goes on after token {num_added} of {len(given)}, which ends the output "
+                f"({self.request.finish_reason}): give the tokens, and the options, of one and the same request"
+            )
+
+    def _append(self, new_token_ids: Sequence[int]) -> int:
         """Add the new tokens one by one until something ends the request; return how many were added."""
         request = self.request
         params, stop_token_ids = request.sampling_params, request.stop_token_ids
         num_output, added = request.num_output_tokens, 0
-        for token in result.token_ids:
+        for token in new_token_ids:
             request.token_ids.append(token)
             added += 1
             # A grammar that has come to its end lets an end token through before min_tokens.

@@ -243,7 +243,7 @@ class Scheduler:
                 return
             self.waiting.remove(request)
             if request.num_preemptions == 0:
-                request.num_cached_tokens = request.num_computed_tokens
+                request.num_cached_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
             request.status = RequestStatus.RUNNING
             self.running.append(request)
             output.scheduled.append(entry)
@@ -278,6 +278,7 @@ class Scheduler:
     def _preempt(self, request: Request, output: SchedulerOutput) -> None:
         self.running.remove(request)
         self.kv.release(request)
+        self.kv.keep_released()
         request.status = RequestStatus.WAITING
         request.num_computed_tokens = 0
         request.draft = EMPTY_TREE

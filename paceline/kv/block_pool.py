@@ -1,36 +1,33 @@
 """KV blocks: which requests hold them, which hold a reusable prefix, which may be taken next.
 
 A block is free when no request refers to it. A free block may still hold a full block of some prompt's KV: it stays
-findable by its hash until it is handed out again, least recently used first. So the prefix cache costs no memory.
-
-    hash of block i = H(hash of block i-1, its tokens): equal hashes mean equal tokens from the start of the sequence.
-
-The chain begins with the request's salt, so that requests with different salts never find each other's blocks.
+findable by its hash (hashes.py) until it is handed out again, least recently used first. So the prefix cache costs no
+memory.
 """
 
-import hashlib
-from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import numpy as np
 
-BlockHash = bytes
-ROOT_HASH: BlockHash = b""
+from paceline.kv.hashes import BlockHash, BlockKey
 
 
-def root_hash(salt: str) -> BlockHash:
-    """Where the chain of a request's blocks begins."""
-    return hashlib.blake2b(salt.encode(), digest_size=16).digest() if salt else ROOT_HASH
+class BlockListener(Protocol):
+    """Told which blocks can be found, in the engine's thread, while it works: to be taken note of and no more."""
 
+    def stored(self, key: BlockKey, block_size: int) -> None: ...
 
-def hash_block(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:
-    return hashlib.blake2b(parent + array("i", token_ids).tobytes(), digest_size=16).digest()
+    def removed(self, block_hash: BlockHash) -> None: ...
+
+    def cleared(self) -> None: ...  # none can be found any more
 
 
 class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
+        self.listener: BlockListener | None = None  # `KVCacheManager` tells it what is stored, the pool the rest
         self.num_uses = np.zeros(num_blocks, dtype=np.int32)  # times that each was handed out
         self._ref_counts = [0] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # least recently used first
@@ -78,21 +75,27 @@ class BlockPool:
     def lookup(self, block_hash: BlockHash) -> int | None:
         return self._block_of.get(block_hash)
 
-    def register(self, block: int, block_hash: BlockHash) -> None:
-        """Make a full block findable. Where another block already holds the same tokens, that one stays."""
-        if block not in self._hash_of and block_hash not in self._block_of:
-            self._block_of[block_hash] = block
-            self._hash_of[block] = block_hash
+    def register(self, block: int, block_hash: BlockHash) -> bool:
+        """Make a full block findable. Where another block already holds the same tokens, that one stays: False."""
+        if block in self._hash_of or block_hash in self._block_of:
+            return False
+        self._block_of[block_hash] = block
+        self._hash_of[block] = block_hash
+        return True
 
     def forget_all(self) -> None:
         """No block is findable any more; what requests hold stays theirs."""
         self._block_of.clear()
         self._hash_of.clear()
+        if self.listener is not None:
+            self.listener.cleared()
 
     def _forget(self, block: int) -> None:
         block_hash = self._hash_of.pop(block, None)
         if block_hash is not None:
             del self._block_of[block_hash]
+            if self.listener is not None:
+                self.listener.removed(block_hash)
 
     def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
         """Assert that nothing is lost, shared or freed wrongly. `held`: the block lists of all holders."""

@@ -6,9 +6,11 @@ import logging
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence, Sized
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.core.faults import request_error
 from paceline.core.foreign_options import CALL, take_foreign
@@ -31,6 +33,8 @@ from paceline.models.tokenizer import Tokenizer
 
 logger = logging.getLogger("paceline")
 
+Result = TypeVar("Result")
+
 
 class AsyncLLM:
     """Every request is an async stream that can be cancelled."""
@@ -47,6 +51,7 @@ class AsyncLLM:
         self.on_death = on_death
         self._commands: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, OutputStream] = {}
+        self._calls: set[Future[Any]] = set()  # of `call_engine`, not answered yet
         self._ids = itertools.count()
         self._dead: Exception | None = None
         self._paused = False
@@ -146,20 +151,41 @@ class AsyncLLM:
         return self._paused
 
     async def _set_paused(self, paused: bool) -> None:
-        await self.check_health()
-        loop, done = asyncio.get_running_loop(), asyncio.Event()
-
         def command(core: EngineCore) -> None:
             self._paused = paused
-            loop.call_soon_threadsafe(done.set)
+
+        await self.call_engine(command)
+
+    async def call_engine(self, work: Callable[[EngineCore], Result]) -> Result:
+        """Do something in the engine's thread, between two steps; what it returns or raises comes back here."""
+        future: Future[Result] = Future()
+        self._calls.add(future)
+
+        def command(core: EngineCore) -> None:
+            if future.set_running_or_notify_cancel():
+                try:
+                    result = work(core)
+                except BaseException as error:
+                    future.set_exception(error)
+                else:
+                    future.set_result(result)
 
         self._commands.put(command)
-        await done.wait()
+        if self._dead is not None:  # looked at after the call is known, so that no ending can be missed
+            self._fail(future, self._dead)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            self._calls.discard(future)
+
+    def _fail(self, future: Future[Any], error: Exception) -> None:
+        with suppress(InvalidStateError):  # it is done, or was cancelled
+            future.set_exception(error)
 
     async def reset_prefix_cache(self, **others: Any) -> bool:
         """No later prompt finds the keys and values of an earlier one."""
         take_foreign("reset_prefix_cache", CALL, others)
-        self._commands.put(lambda core: core.kv.pool.forget_all())
+        self._commands.put(lambda core: core.kv.forget_all())
         return True
 
     def get_default_sampling_params(self) -> SamplingParams:
@@ -262,6 +288,8 @@ class AsyncLLM:
     def _admit(self, core: EngineCore, stream: OutputStream) -> None:
         try:
             stream.job.start(core)
+            if stream.job.finished:  # it was resumed after its last token
+                post(stream.loop, [(stream, self._news(core, stream.job))])
         except BaseException as error:
             stream.job.abort(core)
             told = error if isinstance(error, PacelineError) else request_error("starting the request", error)
@@ -296,6 +324,8 @@ class AsyncLLM:
 
     def _end(self, error: Exception) -> None:
         self._dead = error
+        for call in list(self._calls):
+            self._fail(call, error)
         for stream in list(self._streams.values()):
             post(stream.loop, [(stream, error)])
 

@@ -37,9 +37,9 @@ class LLMEngine:
         changed = {id(state) for state in self._llm.engine.core.step()}
         outputs = []
         for job, kind in list(self._jobs.values()):
-            if not any(id(state) in changed for state in job.states):
+            if not job.finished and not any(id(state) in changed for state in job.states):
                 continue
-            if job.finished:
+            if job.finished:  # in this step, or before any: it was resumed after its last token
                 self._llm.note_end(job)
                 del self._jobs[job.request_id]
             if kind is RequestOutputKind.DELTA:

@@ -56,6 +56,7 @@ class LLM:
         kv_cache_memory_bytes: int | None = None,
         enable_prefix_caching: bool | None = True,
         max_token_delay_s: float | None = None,
+        kv_offload: str | int | None = None,  # keep the KV of finished requests: bytes of host memory, or a folder
         seed: int | None = None,
         generation_config: str | None = "auto",  # where defaults of sampling come from: auto, vllm (none), or a folder
         override_generation_config: Mapping[str, Any] | None = None,
@@ -87,6 +88,7 @@ class LLM:
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             enable_prefix_caching=True if enable_prefix_caching is None else enable_prefix_caching,
             max_token_delay_s=max_token_delay_s,
+            kv_offload=kv_offload,
         )
         self.engine: Engine = build_engine(
             model,
@@ -236,6 +238,7 @@ class LLM:
             "kv_usage": core.kv.usage,
             "speculation": core.speculator.stats(),
             "structured": core.masks.figures(),
+            **({} if core.offload is None else {"kv_offload": core.offload.figures()}),
         }
 
     def get_metrics(self) -> list[Metric]:
@@ -261,7 +264,7 @@ class LLM:
     def reset_prefix_cache(self, **others: Any) -> bool:
         """No later prompt finds the keys and values of an earlier one."""
         take_foreign("reset_prefix_cache", CALL, others)
-        self.engine.core.kv.pool.forget_all()
+        self.engine.core.kv.forget_all()
         return True
 
     def note_end(self, job: Job) -> None:

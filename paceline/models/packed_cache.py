@@ -16,7 +16,6 @@ import shutil
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from paceline.errors import InvalidOptionError
@@ -24,8 +23,7 @@ from paceline.models.aliases import SOURCE_FILE, cache_dir
 from paceline.models.native_weights import NativeWeights
 from paceline.models.packed_weights import INDEX_FILE, PackedWeights, write_packed
 from paceline.ops import native
-from paceline.ops.native.build import library_path
-from paceline.ops.native.library import LIBRARY_VARIABLE
+from paceline.ops.native.library import library_sha256
 
 logger = logging.getLogger("paceline")
 
@@ -79,16 +77,16 @@ class PackedEntry:
 def packed_entry(path: Path, **computed: object) -> PackedEntry | None:
     """Where the packed weights of this model are kept, or None where they are not. `computed`: how it is computed."""
     limit = _limit_bytes()
-    files = [path] if path.is_file() else _weight_files(path)
+    files = [path] if path.is_file() else weight_files(path)
     state = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     if not limit or sum(size for _, size, _ in state) < LEAST_SOURCE_BYTES:
         return None
     about = {name: str(value) for name, value in sorted(computed.items())}
-    key = json.dumps([state, about, _kernels_sha256(), native.instruction_set()])
+    key = json.dumps([state, about, library_sha256(), native.instruction_set()])
     return PackedEntry(cache_dir() / "packed" / hashlib.sha256(key.encode()).hexdigest()[:32], limit)
 
 
-def _weight_files(folder: Path) -> Iterable[Path]:
+def weight_files(folder: Path) -> Iterable[Path]:
     source = folder / SOURCE_FILE
     config = [folder / "config.json"]  # how the weights are to be understood
     return config + ([source] if source.is_file() else sorted(p for glob in WEIGHT_FILES for p in folder.glob(glob)))
@@ -105,11 +103,6 @@ def _limit_bytes() -> int:
     if not 0 <= limit < float("inf"):
         raise InvalidOptionError(f"{LIMIT_VARIABLE} is {given!r}; it must be a number of gigabytes, 0 for none")
     return int(limit * 1e9)
-
-
-@cache
-def _kernels_sha256() -> str:
-    return hashlib.sha256(Path(os.environ.get(LIBRARY_VARIABLE) or library_path()).read_bytes()).hexdigest()
 
 
 def _make_room(folder: Path, most_bytes: int) -> None:

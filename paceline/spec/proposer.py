@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.core.block_rows import BlockRows
 from paceline.core.draft_counts import DraftCounts
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
@@ -133,6 +134,10 @@ class Proposer(ABC):
 
     def prepare(self) -> None:
         """Told once, when the target's passes are ready and before the first request."""
+
+    def block_rows(self) -> Sequence[BlockRows]:
+        """KV of its own that belongs to the target's blocks and may travel with them (kv/exchange.py)."""
+        return ()
 
     def report(self) -> dict[str, Any]:
         """What it decided, for `LLM.stats()`; empty where it decides nothing."""

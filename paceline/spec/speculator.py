@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from paceline.core.block_rows import BlockRows
 from paceline.core.draft_counts import DraftCounts
 from paceline.core.faults import request_error
 from paceline.core.request import Request
@@ -197,6 +198,11 @@ class Speculator:
         except BaseException as error:
             self._faults.note(name, error)
             return False
+
+    def block_rows(self) -> list[BlockRows]:
+        """What the proposers in use hold beside the target's KV blocks."""
+        working = [p for name, p in list(self._proposers.items()) if name not in self._faults.off]
+        return [rows for proposer in working for rows in proposer.block_rows()]
 
     def stats(self) -> dict[str, Any]:
         """Method -> its figures, ready for JSON; a method that decides for itself says what it decided."""

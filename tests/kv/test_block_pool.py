@@ -1,4 +1,5 @@
-from paceline.kv.block_pool import ROOT_HASH, BlockPool, hash_block
+from paceline.kv.block_pool import BlockPool
+from paceline.kv.hashes import ROOT_HASH, hash_block
 
 
 def test_allocation_returns_none_when_too_few_blocks_are_free() -> None:

@@ -85,7 +85,7 @@ def test_other_files_options_kernels_and_instruction_sets_are_other_entries(
     found: list[PackedEntry | None] = [packed_entry(model, dtype="float16"), packed_entry(model, dtype="float32")]
     monkeypatch.setattr(native, "instruction_set", lambda: "another")
     found.append(packed_entry(model, dtype="float16"))
-    monkeypatch.setattr(packed_cache, "_kernels_sha256", lambda: "rebuilt")
+    monkeypatch.setattr(packed_cache, "library_sha256", lambda: "rebuilt")
     found.append(packed_entry(model, dtype="float16"))
     os.utime(model, ns=(1, 1))
     found.append(packed_entry(model, dtype="float16"))

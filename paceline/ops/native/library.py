@@ -5,6 +5,7 @@ calling through them.
 """
 
 import ctypes
+import hashlib
 import os
 from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
@@ -108,12 +109,22 @@ SIGNATURES: Signatures = {
 }
 
 
+def _path() -> Path:
+    from paceline.ops.native.build import library_path  # here, so that `python -m ...build` finds itself unloaded
+
+    return Path(os.environ.get(LIBRARY_VARIABLE) or library_path())
+
+
+@cache
+def library_sha256() -> str:
+    """Which build of the kernels this is."""
+    return hashlib.sha256(_path().read_bytes()).hexdigest()
+
+
 @cache
 def load() -> tuple[ctypes.CDLL | None, str | None]:
     """(library, None), or (None, why there is none)."""
-    from paceline.ops.native.build import library_path  # here, so that `python -m ...build` finds itself unloaded
-
-    path = Path(os.environ.get(LIBRARY_VARIABLE) or library_path())
+    path = _path()
     if not path.exists():
         return None, (
             f"the native CPU kernels are not built ({path.name} is missing): install a C++ compiler and run "

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from paceline.core.block_rows import BlockRows
 from paceline.core.request import Request, RequestStatus
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
@@ -147,6 +148,9 @@ class AutoProposer(Proposer):
 
     def check_params(self, params: SamplingParams) -> None:
         self.drafters.check_params(params)
+
+    def block_rows(self) -> Sequence[BlockRows]:
+        return self.drafters.block_rows()
 
     def use_clock(self, clock: Callable[[], float]) -> None:
         self.clock = clock

@@ -17,6 +17,7 @@ from paceline.models.drafters.dflash import DFlash
 from paceline.models.drafters.load import load_network
 from paceline.models.drafters.paged import make_layers, make_linear
 from paceline.spec.engine_parts import EngineParts
+from paceline.spec.feature.block_rows import FeatureBlockRows
 from paceline.spec.feature.draft_growth import least_log_prob, product_tree, sampled_chain
 from paceline.spec.feature.feature_drafter import (
     CHUNK_ROWS,
@@ -58,6 +59,7 @@ class DFlashProposer(Proposer):
         self._scores = draft_scores(services, network.d2t, draft_sampling)
         self._width, self._lowest = draft_width, least_log_prob(draft_min_prob)
         self._queue = FeatureQueue(config.hidden_layers, services)
+        self._rows = FeatureBlockRows("dflash", network, self._layers.kv_cache, self._queue, services, self._flush)
         self._known: dict[str, int] = {}  # request id -> position of its newest feature
         self.needs = Needs(hidden_layers=config.hidden_layers, draft_probs=draft_sampling == "sampled")
 
@@ -66,6 +68,9 @@ class DFlashProposer(Proposer):
             self._known.clear()
         for request in step.gone:
             self._known.pop(request.request_id, None)
+
+    def block_rows(self) -> list[FeatureBlockRows]:
+        return [self._rows]
 
     @torch.no_grad()
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:

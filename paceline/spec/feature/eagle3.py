@@ -25,6 +25,7 @@ from paceline.models.drafters.load import load_network
 from paceline.models.drafters.paged import KeyRows, make_layers, make_linear
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.spec.engine_parts import EngineParts
+from paceline.spec.feature.block_rows import FeatureBlockRows
 from paceline.spec.feature.captured_drafts import PendingDrafts, largest_bucket, scratch_slots
 from paceline.spec.feature.device_drafts import device_drafts
 from paceline.spec.feature.device_rounds import EagleRounds
@@ -102,6 +103,7 @@ class Eagle3Proposer(Proposer):
         self._noted_s: float | None = None  # when the last pass was noted, if the one before was of the same kind
         self._latest: StepRows | None = None  # of the newest pass, where drafts are captured
         self._queue = FeatureQueue(network.config.hidden_layers, services)
+        self._rows = FeatureBlockRows(self.kind, network, self._layers.kv_cache, self._queue, services, self._flush)
         self._newest: dict[str, tuple[int, Tensor]] = {}  # request id -> position and fused feature of its newest pair
         self._needs = Needs(hidden_layers=network.config.hidden_layers, draft_probs=draft_sampling == "sampled")
 
@@ -202,6 +204,9 @@ class Eagle3Proposer(Proposer):
             if first is not None and self._captured is not None:
                 self._queue.note(seen, first, seen.start, step)
                 self._captured.follow(seen.request, first, seen.start)
+
+    def block_rows(self) -> list[FeatureBlockRows]:
+        return [self._rows]
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         return self.launch(step, budgets).collect()

@@ -181,6 +181,15 @@ class FeatureQueue:
     def mark(self, part: StepRows) -> None:
         self._heard[part.slots] = part.uses
 
+    def known(self, slots: slice, use: int) -> NDArray[np.bool_]:
+        """Which slots of a block have features of this use of it."""
+        known: NDArray[np.bool_] = self._heard[slots] == use
+        return known
+
+    def mark_known(self, slots: slice, use: int, known: NDArray[np.bool_]) -> None:
+        """The keys of a block came from elsewhere."""
+        self._heard[slots] = np.where(known, use, 0)
+
     def _uses(self, slots: IntArray) -> IntArray:
         assert self._block_uses is not None
         uses: IntArray = self._block_uses[slots // np.int32(self._services.block_size)]

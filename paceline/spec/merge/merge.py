@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from paceline.core.block_rows import BlockRows
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree, likeliest
@@ -162,6 +163,11 @@ class MergeProposer(Proposer):
         }
         self.faults.add_to(figures)
         return figures
+
+    def block_rows(self) -> list[BlockRows]:
+        return [
+            rows for name, member in self.members.items() if name not in self.faults.off for rows in member.block_rows()
+        ]
 
     def observe(self, step: StepContext) -> None:
         self.faults.end_step()

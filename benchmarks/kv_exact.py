@@ -1,0 +1,148 @@
+"""Is an answer the same, bit for bit, however its KV came? And what does each way save of the first token's time?
+
+    python benchmarks/kv_exact.py [--model smollm2-135m] [--prompts 200] [--tokens 16]
+                                  [--methods none,ngram,eagle3,auto] [--long 512,1500]
+
+Each prompt is answered greedily and seeded, by each method, on engines of one process: computed locally, after an
+import of another engine's blocks, resumed after some delivered tokens, and with KV brought back from a folder. Counts
+answers whose tokens or log-probabilities differ from the local ones (the exit code is 1 where any does), and the passes
+of `eagle3`, which must be the local ones after an import. Then, for prompts of each `--long` number of tokens, the time
+to the first token: computed, imported (export and import counted), and brought back from memory and from a folder.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from typing import Any
+
+from paceline import LLM, SamplingParams
+from paceline.bench.run.provenance import provenance
+from paceline.bench.workloads.workload import take
+from paceline.core.outputs import RequestOutput
+from paceline.models.loader import LoadedModel, load_model
+
+KINDS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "seeded": {"temperature": 0.8}}
+WAYS = ("imported", "resumed", "folder")
+Prompts = list[list[int]]
+
+
+def make(loaded: LoadedModel, method: str, **options: Any) -> LLM:
+    sizes: dict[str, Any] = {"kv_cache_memory_bytes": 1 << 30, "max_model_len": 2048}
+    return LLM(loaded, {"method": method}, **sizes, **options)
+
+
+def send(source: LLM, target: LLM, prompt: list[int]) -> int:
+    """One prompt's blocks from engine to engine; how many arrived."""
+    out, into = source.engine.core.exchange, target.engine.core.exchange
+    keys = out.usable(prompt)
+    lease = out.pin([key.hash for key in keys])
+    ticket = into.reserve(keys[: len(lease.hashes)])
+    verified = [i for i in ticket.missing if into.write(ticket, i, out.read(lease, i))]
+    out.release(lease)
+    return into.commit(ticket, verified)
+
+
+def bits(output: RequestOutput, begin: int = 0) -> tuple[Any, ...]:
+    [sample] = output.outputs
+    return sample.token_ids[begin:], (sample.token_logprobs or [])[begin:]
+
+
+def num_passes(output: RequestOutput) -> int:
+    return 0 if output.metrics is None else output.metrics.num_steps
+
+
+def compare(loaded: LoadedModel, method: str, kind: str, prompts: Prompts, num_tokens: int) -> dict[str, Any]:
+    """How many answers differ, by way; and the passes of all answers, local and imported, one prompt at a time."""
+    params = [
+        SamplingParams(max_tokens=num_tokens, ignore_eos=True, logprobs=2, seed=i, **KINDS[kind])
+        for i in range(len(prompts))
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        local, imported = make(loaded, method), make(loaded, method)
+        kept = make(loaded, method, kv_offload=f"{folder}:8GiB")
+        for llm in (local, imported):
+            _ = llm.engine.core.exchange
+        found: dict[str, Any] = dict.fromkeys(WAYS, 0) | {"passes": 0, "passes_imported": 0}
+        for i, (prompt, options) in enumerate(zip(prompts, params, strict=True)):
+            [expected] = local.generate(prompt, options, use_tqdm=False)
+            send(local, imported, prompt)
+            [after_import] = imported.generate(prompt, options, use_tqdm=False)
+            cut = 1 + i % (num_tokens - 1)
+            delivered = {"prompt_token_ids": prompt, "output_token_ids": expected.outputs[0].token_ids[:cut]}
+            [resumed] = imported.generate(delivered, options, use_tqdm=False)
+            kept.generate(prompt, options, use_tqdm=False)
+            kept.engine.core.kv.pool.forget_all()
+            [back] = kept.generate(prompt, options, use_tqdm=False)
+            assert (back.num_cached_tokens or 0) >= (len(prompt) - 1) // 16 * 16, "it was meant to come from the folder"
+            found["imported"] += bits(after_import) != bits(expected)
+            found["resumed"] += bits(resumed) != bits(expected, cut)
+            found["folder"] += bits(back) != bits(expected)
+            found["passes"] += num_passes(expected)
+            found["passes_imported"] += num_passes(after_import)
+    return found
+
+
+def first_token_s(llm: LLM, prompt: list[int]) -> float:
+    begin_s = time.perf_counter()
+    llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=1), use_tqdm=False)
+    return time.perf_counter() - begin_s
+
+
+def times(loaded: LoadedModel, num_tokens: int, rounds: int = 3) -> dict[str, float]:
+    """Milliseconds to the first token, the least of the rounds."""
+    words = [loaded.tokenizer.encode(f" {i * i + 7}")[-1] for i in range(200)]
+    best: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = make(loaded, "none"), make(loaded, "none")
+        offloads = {"memory": make(loaded, "none", kv_offload="4GiB")}
+        offloads["folder"] = make(loaded, "none", kv_offload=f"{folder}:8GiB")
+        for llm in (source, target):
+            _ = llm.engine.core.exchange
+        for round_ in range(rounds):
+            prompt = [words[(i * (round_ + 3)) % len(words)] for i in range(num_tokens)]
+            seconds = {"computed": first_token_s(source, prompt)}
+            begin_s = time.perf_counter()
+            send(source, target, prompt)
+            seconds["moved"] = time.perf_counter() - begin_s
+            seconds["imported"] = seconds["moved"] + first_token_s(target, prompt)
+            for name, llm in offloads.items():
+                first_token_s(llm, prompt)
+                assert llm.engine.core.offload is not None
+                llm.engine.core.offload.flush()
+                llm.engine.core.kv.pool.forget_all()
+                seconds[name] = first_token_s(llm, prompt)
+            best = {name: min(1e3 * value, best.get(name, 1e9)) for name, value in seconds.items()}
+    return best
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--methods", default="none,ngram,eagle3,auto")
+    parser.add_argument("--long", default="512,1500")
+    args = parser.parse_args()
+    loaded = load_model(args.model, quiet=True)
+    prompts = [loaded.tokenizer.encode(prompt.text)[:512] for prompt in take("all", args.prompts)]
+    rows, num_wrong = [], 0
+    print(f"{'method':8} {'kind':7} {'answers':>7}  differ: {' '.join(WAYS)}   passes local, imported")
+    for method in args.methods.split(","):
+        for kind in KINDS:
+            found = compare(loaded, method, kind, prompts, args.tokens)
+            differ = [found[way] for way in WAYS]
+            num_wrong += sum(differ)
+            rows.append({"method": method, "kind": kind, "answers": len(prompts), **found})
+            shown = " ".join(f"{count:8d}" for count in differ)
+            print(f"{method:8} {kind:7} {len(prompts):7d} {shown}   {found['passes']:6d} {found['passes_imported']:6d}")
+    first = {count: times(loaded, int(count)) for count in args.long.split(",") if count}
+    for count, milliseconds in first.items():
+        print(f"{count} prompt tokens, first token: {', '.join(f'{k} {v:.1f} ms' for k, v in milliseconds.items())}")
+    print(json.dumps({"exact": rows, "first_token_ms": first, **provenance(vars(args))}))
+    return 1 if num_wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
