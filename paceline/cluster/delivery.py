@@ -20,10 +20,12 @@ class Delivery:
     num_samples: int
     attempt: int = 0
     tokens: list[list[int]] = field(init=False)  # per sample
+    cumulative: list[float] = field(init=False)  # log-probability of these tokens, added up one by one
     _ended: list[bool] = field(init=False)
 
     def __post_init__(self) -> None:
         self.tokens = [[] for _ in range(self.num_samples)]
+        self.cumulative = [0.0] * self.num_samples
         self._ended = [False] * self.num_samples
 
     @property
@@ -54,6 +56,11 @@ class Delivery:
                 )
         samples[:] = [sample for sample in samples if not self._ended[sample["index"]]]
         for sample in samples:
-            self.tokens[sample["index"]] += sample["token_ids"]
-            self._ended[sample["index"]] = "end" in sample
+            index = sample["index"]
+            self.tokens[index] += sample["token_ids"]
+            self._ended[index] = "end" in sample
+            if "logprobs" in sample:  # an attempt knows its own tokens only
+                for _, logprob, *_ in sample["logprobs"]:
+                    self.cumulative[index] += logprob
+                sample["cumulative"] = self.cumulative[index]
         return True

@@ -6,8 +6,8 @@ Two forms, both one JSON object per line; the first line tells which:
     {"timestamp": 500, "input_length": 700, "output_length": 64, "hash_ids": [1, 2]}                  Mooncake's
 
 `block_ids` name the prompt's blocks of `block_size` tokens (16 unless the first line says another); equal ids mean
-equal tokens from the start of the prompt on. Mooncake's have 512 tokens and times in milliseconds. Without ids nothing is
-shared.
+equal tokens from the start of the prompt on. Mooncake's have 512 tokens and times in milliseconds. Without ids nothing
+is shared.
 """
 
 import itertools
