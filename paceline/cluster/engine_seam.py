@@ -30,8 +30,12 @@ class EngineSeam:
         self._events: _Events | None = None
 
     @staticmethod
-    async def make(llm: AsyncLLM, methods: Sequence[str]) -> "EngineSeam":
-        pass_cost = await _measure(llm)
+    async def make(
+        llm: AsyncLLM,
+        methods: Sequence[str],
+        pass_cost: Mapping[int, float] | None = None,  # seconds by rows; None: measured
+    ) -> "EngineSeam":
+        pass_cost = pass_cost or await _measure(llm)
         seams: Any = llm
         fingerprint = await seams.call_engine(lambda core: core.exchange.fingerprint)
         return EngineSeam(llm, methods, fingerprint, pass_cost)
