@@ -6,6 +6,7 @@ While a cluster runs, a small file in the temporary folder says where it is; `st
 import argparse
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -19,9 +20,13 @@ from paceline.cli import serve
 from paceline.errors import InvalidOptionError
 
 if TYPE_CHECKING:
+    from paceline.cluster.app import RayCluster
     from paceline.cluster.backend import Address
+    from paceline.cluster.local import LocalWorkers
 
 DOWN_TIMEOUT_S = 60.0
+# Not for workers: keys do not belong into a list of processes.
+SERVER_ONLY = {"help", "config", "host", "port", "api_key", "admin_key", "run"}
 
 
 def add_up(parser: argparse.ArgumentParser) -> None:
@@ -32,6 +37,8 @@ def add_up(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--workers-at", nargs="+", default=[], metavar="HOST:PORT", help="use these instead: `paceline cluster worker`"
     )
+    group.add_argument("--ray", action="store_true", help="workers as replicas of Ray Serve (extra cluster)")
+    group.add_argument("--address", metavar="ADDRESS", help="of a Ray cluster that runs, or auto; with --ray")
     group.add_argument(
         "--router", default="kv_aware", metavar="NAME", help="round_robin, power_of_two, dynamo, kv_aware"
     )
@@ -58,7 +65,6 @@ def add_port(parser: argparse.ArgumentParser) -> None:
 
 def run_up(args: argparse.Namespace) -> int:
     from paceline.cluster.backend import ClusterBackend
-    from paceline.cluster.local import LocalWorkers
     from paceline.cluster.worker_spec import WorkerSpec
     from paceline.models.loading import load_tokenizer
     from paceline.models.resolve import resolve_model
@@ -72,11 +78,12 @@ def run_up(args: argparse.Namespace) -> int:
         )
     spec = WorkerSpec.load(args.worker_file) if args.worker_file else None
     tokenizer = load_tokenizer(resolve_model(args.name or args.model))  # fetched once, before the workers want it
-    workers = LocalWorkers([] if args.workers_at else _local(args))
+    workers = _on_ray(args) if args.ray else _local(args)
     workers.start()
     try:
         addresses = [_address(text) for text in args.workers_at] or workers.addresses()
-        backend = ClusterBackend(addresses, tokenizer, args.router, args.policy, spec)
+        discover = workers.addresses if args.ray else None
+        backend = ClusterBackend(addresses, tokenizer, args.router, args.policy, spec, discover=discover)
         path.write_text(json.dumps({"pid": os.getpid(), "port": args.port, "workers": addresses}))
         return run_server(backend, serve.server_config(args), args.host, args.port, args.log_level)
     finally:
@@ -91,21 +98,44 @@ def _check_names(args: argparse.Namespace) -> None:
 
     parse_choice("router", args.router, tuple(CHOOSERS))
     parse_choice("policy", args.policy, tuple(POLICIES))
+    if args.address and not args.ray:
+        raise InvalidOptionError("--address is of a Ray cluster: give --ray too, or --workers-at for workers elsewhere")
+    if args.ray and args.workers_at:
+        raise InvalidOptionError("--ray starts the workers and --workers-at uses others: give one of them")
     if not args.workers_at and (args.decode < 1 or args.prefill < 0):
         raise InvalidOptionError(
             f"a cluster has 1 decode worker or more, got --prefill {args.prefill} --decode {args.decode}"
         )
 
 
-def _local(args: argparse.Namespace) -> list[Any]:
-    from paceline.cluster.local import LocalWorker
+def _on_ray(args: argparse.Namespace) -> "RayCluster":
+    from paceline.cluster.app import RayCluster
 
-    options = _engine_options(args)
-    if args.num_threads is None:
-        cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-        options += ["--num-threads", str(max(1, cores // (args.prefill + args.decode)))]
     counts = {"prefill": args.prefill, "decode": args.decode}
-    return [LocalWorker(f"{role}-{i}", role, options) for role, count in counts.items() for i in range(count)]
+    args.num_threads = args.num_threads or _threads(args)
+    engine = argparse.Namespace(**{key: value for key, value in vars(args).items() if key not in SERVER_ONLY})
+    make_engine = functools.partial(serve.make_engine, engine)  # runs in the replicas
+    gpus = 1.0 if args.device == "cuda" else 0.0
+    return RayCluster(make_engine, serve.chosen_per_request(), counts, args.address, args.num_threads, gpus)
+
+
+def _threads(args: argparse.Namespace) -> int:
+    """Of each worker, where several share this machine."""
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(1, cores // (args.prefill + args.decode))
+
+
+def _local(args: argparse.Namespace) -> "LocalWorkers":
+    from paceline.cluster.local import LocalWorker, LocalWorkers
+
+    if args.workers_at:
+        return LocalWorkers([])
+    command = [sys.executable, "-m", "paceline", "cluster", "worker", *_engine_options(args)]
+    if args.num_threads is None:
+        command += ["--num-threads", str(_threads(args))]
+    counts = {"prefill": args.prefill, "decode": args.decode}
+    names = [(role, i) for role, count in counts.items() for i in range(count)]
+    return LocalWorkers([LocalWorker(f"{role}-{i}", role, command) for role, i in names])
 
 
 def _engine_options(args: argparse.Namespace) -> list[str]:
@@ -114,7 +144,7 @@ def _engine_options(args: argparse.Namespace) -> list[str]:
     serve.add_arguments(parser)
     words = [args.name] if args.name else []
     for action in parser._actions:
-        if not action.option_strings or action.dest in ("help", "config", "host", "port"):
+        if not action.option_strings or action.dest in SERVER_ONLY:
             continue
         value = vars(args)[action.dest]
         if value == action.default:

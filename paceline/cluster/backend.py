@@ -5,6 +5,7 @@ server has to know before that was asked of the workers when the backend was mad
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -24,7 +25,9 @@ from paceline.core.tokenizer import Tokenizer
 from paceline.errors import EngineDeadError, InvalidOptionError
 from paceline.lab.pass_cost import PassCost
 
+logger = logging.getLogger("paceline.cluster")
 Address = tuple[str, int]
+DISCOVER_EVERY_S = 1.0
 
 
 class ClusterBackend:
@@ -36,6 +39,7 @@ class ClusterBackend:
         policy: str = "cost",
         spec: WorkerSpec | None = None,  # what a worker's passes cost; None: as the first worker measured
         config: IngressConfig | None = None,
+        discover: Callable[[], Sequence[Address]] | None = None,  # the workers that there are now; may block
     ) -> None:
         infos = asyncio.run(_ask_all(addresses))
         info = next((one for one in infos if one["role"] != "prefill"), None)
@@ -54,6 +58,8 @@ class ClusterBackend:
         self._routers()  # an unknown name is found out now
         make_policy(policy, self._time, self._time)
         self._ingress: Ingress | None = None
+        self._discover = discover
+        self._discovering: asyncio.Task[None] | None = None
         self._is_closed = False
 
     def _routers(self) -> tuple[Router, Router]:
@@ -76,7 +82,17 @@ class ClusterBackend:
                 self._info["fingerprint"],
             )
             self._ingress.start()
+            if self._discover is not None:
+                self._discovering = asyncio.create_task(self._keep_discovering(self._ingress, self._discover))
         return self._ingress
+
+    async def _keep_discovering(self, ingress: Ingress, discover: Callable[[], Sequence[Address]]) -> None:
+        while True:
+            await asyncio.sleep(DISCOVER_EVERY_S)
+            try:
+                ingress.use(await asyncio.to_thread(discover))
+            except Exception:  # whoever is asked may be away for a while
+                logger.warning("the list of workers cannot be had", exc_info=True)
 
     async def generate(
         self, token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str

@@ -75,7 +75,8 @@ class Ingress:
         fingerprint: Mapping[str, str] | None = None,  # that a worker must have; None: of the first that joins
     ) -> None:
         self.config = config or IngressConfig()
-        self.links = [WorkerLink(self, host, port, self.config.stall_timeout_s) for host, port in addresses]
+        self._addresses = list(addresses)
+        self._running: dict[tuple[str, int], tuple[WorkerLink, asyncio.Task[None]]] = {}
         self.routers = {"decode": decode_router, "prefill": prefill_router}
         self.placed: deque[Placed] = deque(maxlen=64)  # newest last
         self.num_resumed = 0
@@ -84,15 +85,31 @@ class Ingress:
         self._by_id: dict[str, WorkerLink] = {}
         self._open: dict[str, _Open] = {}
         self._joined = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def links(self) -> list[WorkerLink]:
+        return [link for link, _ in self._running.values()]
 
     def start(self) -> None:
-        self._tasks = [asyncio.create_task(link.run()) for link in self.links]
+        self.use(self._addresses)
+
+    def use(self, addresses: Sequence[tuple[str, int]]) -> None:
+        """The workers that there are now: new ones are connected to; those that are gone are not tried any more."""
+        for address in addresses:
+            if address not in self._running:
+                link = WorkerLink(self, *address, self.config.stall_timeout_s)
+                self._running[address] = link, asyncio.create_task(link.run())
+        for address in set(self._running) - set(addresses):
+            link, task = self._running[address]
+            if not link.is_up:
+                task.cancel()
+                del self._running[address]
 
     async def close(self) -> None:
-        for task in self._tasks:
+        tasks = [task for _, task in self._running.values()]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     # What links tell (LinkOwner)
 

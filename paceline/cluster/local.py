@@ -8,7 +8,6 @@ import contextlib
 import json
 import logging
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -31,26 +30,15 @@ class WorkerStartError(PacelineError):
 class LocalWorker:
     name: str
     role: str
-    options: Sequence[str]  # of `paceline cluster worker`
+    command: Sequence[str]  # `paceline cluster worker ...`, or what understands the same options
     port: int = 0
     process: "subprocess.Popen[str] | None" = None
     num_starts: int = 0
     begin_s: float = field(default=0.0)
 
     def start(self) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "paceline",
-            "cluster",
-            "worker",
-            "--worker-name",
-            self.name,
-            "--end-with-stdin",
-            "--role",
-            self.role,
-        ]
-        command += ["--listen", f"127.0.0.1:{self.port}", *self.options]
+        own = ["--worker-name", self.name, "--role", self.role, "--listen", f"127.0.0.1:{self.port}"]
+        command = [*self.command, *own, "--end-with-stdin"]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -21,6 +21,7 @@ def worker_row(figures: dict[str, Any]) -> dict[str, Any]:
     return {
         "worker": figures["worker_id"],
         "role": figures["role"],
+        "process": figures["pid"],
         "running": figures["num_running"],
         "waiting": figures["num_waiting"],
         "KV in use": f"{figures['kv_usage']:.0%}",

@@ -10,6 +10,7 @@ with what is new in all its requests. When a control connection ends, its reques
 
 import asyncio
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -57,6 +58,7 @@ class Worker:
 
     def figures(self) -> dict[str, Any]:
         return self.engine.figures() | {
+            "pid": os.getpid(),
             "num_sent_blocks": self.num_sent_blocks,
             "num_fetched_blocks": self.num_fetched_blocks,
         }
