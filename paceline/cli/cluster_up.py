@@ -122,7 +122,7 @@ def _on_ray(args: argparse.Namespace) -> "RayCluster":
 def _threads(args: argparse.Namespace) -> int:
     """Of each worker, where several share this machine."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, cores // (args.prefill + args.decode))
+    return max(1, cores // int(args.prefill + args.decode))
 
 
 def _local(args: argparse.Namespace) -> "LocalWorkers":

@@ -140,7 +140,7 @@ class ClusterBackend:
 
     def check_integrity(self) -> None:
         if self._ingress is not None:
-            for router in self._ingress.routers.values():
+            for router in self._ingress.routers:
                 router.check_integrity()
 
 

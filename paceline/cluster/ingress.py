@@ -11,8 +11,6 @@ import asyncio
 import dataclasses
 import logging
 import secrets
-import time
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +19,9 @@ from paceline.cluster.delivery import Delivery, OutOfStepError
 from paceline.cluster.events import EventReader
 from paceline.cluster.link import RefusedError, WorkerLink, WorkerLostError
 from paceline.cluster.messages import decode_error, decode_output, encode_params
-from paceline.cluster.policy import Policy, Situation
-from paceline.cluster.router import NoWorkerError, Reservation, Router
+from paceline.cluster.placer import Placed, Placer
+from paceline.cluster.policy import Policy
+from paceline.cluster.router import Reservation, Router
 from paceline.core.output_merger import OutputMerger
 from paceline.core.outputs import RequestOutput
 from paceline.core.sampling_params import SamplingParams
@@ -36,19 +35,6 @@ PromptKeys = Callable[[Sequence[int], str], list[int]]  # (token ids, salt) -> r
 class IngressConfig:
     stall_timeout_s: float = 5.0  # a worker that says nothing for so long is lost
     no_worker_timeout_s: float = 60.0  # how long a request waits for a worker to come back; a new one takes about 10
-
-
-@dataclass(slots=True)
-class Placed:
-    """Where a request went and why: for the live page."""
-
-    request_id: str
-    worker_id: str
-    attempt: int
-    num_cached_blocks: int
-    prefill_worker_id: str | None
-    reason: str
-    at_s: float = field(default_factory=time.time)
 
 
 @dataclass(slots=True, eq=False)
@@ -77,14 +63,17 @@ class Ingress:
         self.config = config or IngressConfig()
         self._addresses = list(addresses)
         self._running: dict[tuple[str, int], tuple[WorkerLink, asyncio.Task[None]]] = {}
-        self.routers = {"decode": decode_router, "prefill": prefill_router}
-        self.placed: deque[Placed] = deque(maxlen=64)  # newest last
+        timeout_s = self.config.no_worker_timeout_s
+        self.placer = Placer(decode_router, prefill_router, policy, lambda name: self._by_id[name], timeout_s)
         self.num_resumed = 0
-        self._policy, self._prompt_keys, self._tokenizer = policy, prompt_keys, tokenizer
+        self._prompt_keys, self._tokenizer = prompt_keys, tokenizer
         self._fingerprint = fingerprint
         self._by_id: dict[str, WorkerLink] = {}
         self._open: dict[str, _Open] = {}
-        self._joined = asyncio.Event()
+
+    @property
+    def routers(self) -> tuple[Router, Router]:
+        return self.placer.decode, self.placer.prefill
 
     @property
     def links(self) -> list[WorkerLink]:
@@ -130,17 +119,16 @@ class Ingress:
             )
 
     def joined(self, link: WorkerLink) -> EventReader:
-        router = self._router_of(link)
+        router = self.placer.router_of(link)
         router.add(link.worker_id)
         self._by_id[link.worker_id] = link
-        self._joined.set()
-        self._joined = asyncio.Event()
+        self.placer.note_joined()
         logger.info("worker %s joined (%s)", link.worker_id, link.hello["role"])
         return EventReader(link.worker_id, router, link.ask_replay)
 
     def lost(self, link: WorkerLink, reason: str) -> None:
         logger.warning("worker %s is lost: %s", link.worker_id, reason)
-        self._router_of(link).remove(link.worker_id)
+        self.placer.router_of(link).remove(link.worker_id)
         del self._by_id[link.worker_id]
         for request in self._open.values():
             if request.link is link:
@@ -163,9 +151,6 @@ class Ingress:
             request.items.append(item)
             request.changed.set()
 
-    def _router_of(self, link: WorkerLink) -> Router:
-        return self.routers["prefill" if link.hello["role"] == "prefill" else "decode"]
-
     # Requests
 
     async def generate(
@@ -181,7 +166,7 @@ class Ingress:
         keys, avoid = self._prompt_keys(tokens, cache_salt), list[str]()
         try:
             while True:
-                place = await self._route(keys, len(tokens), avoid)
+                place = await self.placer.route(keys, len(tokens), avoid)
                 try:
                     await self._begin(request, place, base, keys, params)
                     async for output in self._read(request, request_id, tokens, place):
@@ -199,22 +184,6 @@ class Ingress:
             if request.link is not None:
                 request.link.abort(request_id, request.delivery.attempt)  # without effect where it has ended
 
-    async def _route(self, keys: Sequence[int], num_tokens: int, avoid: Sequence[str]) -> Reservation:
-        """While no worker lives it waits for one."""
-        deadline_s = time.monotonic() + self.config.no_worker_timeout_s
-        while True:
-            try:
-                return self.routers["decode"].route(keys, num_tokens, avoid)
-            except NoWorkerError:
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0:
-                    raise
-                try:
-                    async with asyncio.timeout(left_s):
-                        await self._joined.wait()
-                except TimeoutError:
-                    raise NoWorkerError("no decode worker has come back: the cluster cannot answer") from None
-
     async def _begin(
         self, request: _Open, place: Reservation, base: dict[str, Any], keys: Sequence[int], params: SamplingParams
     ) -> None:
@@ -226,50 +195,14 @@ class Ingress:
         placed = Placed(
             base["id"], place.worker_id, meta["attempt"], place.num_cached_blocks, None, "no prefill worker"
         )
-        self.placed.append(placed)
+        self.placer.placed.append(placed)
         if params.prompt_logprobs is None and keys:
-            holder = await self._prefill_elsewhere(placed, place, base, keys)
+            holder = await self.placer.prefill_elsewhere(placed, place, base["token_ids"], base["salt"], keys)
             if holder is not None:
                 meta["fetch"] = [holder.host, holder.port]
         if request.lost is not None:
             raise WorkerLostError(request.lost)
         link.submit(meta)
-
-    async def _prefill_elsewhere(
-        self, placed: Placed, place: Reservation, base: dict[str, Any], keys: Sequence[int]
-    ) -> WorkerLink | None:
-        """The worker whose cache now holds the prompt's blocks; None: the decode worker computes it all."""
-        num_tokens, router = len(base["token_ids"]), self.routers["prefill"]
-        try:
-            there = router.route(keys, num_tokens)
-        except NoWorkerError:
-            return None
-        try:
-            decision = self._policy.decide(self._situation(num_tokens, place, there))
-            placed.reason = decision.reason
-            if not decision.remote:
-                return None
-            num_full = len(keys) * router.block_size
-            place.compute_elsewhere(num_tokens - num_full)
-            placed.prefill_worker_id = there.worker_id
-            holder = self._by_id[there.worker_id]
-            await holder.prefill(base["id"], base["token_ids"][:num_full], base["salt"])
-            return holder
-        except WorkerLostError as error:
-            placed.reason += f"; the prefill worker was lost: {error}"
-            return None
-        finally:
-            there.close()
-
-    def _situation(self, num_tokens: int, here: Reservation, there: Reservation) -> Situation:
-        decode, prefill = self.routers["decode"], self.routers["prefill"]
-        return Situation(
-            num_prompt_tokens=num_tokens,
-            num_cached_here=min(here.num_cached_blocks * decode.block_size, num_tokens - 1),
-            here=decode.load(here.worker_id).without(here.num_new_tokens),
-            num_cached_there=min(there.num_cached_blocks * prefill.block_size, num_tokens - 1),
-            there=prefill.load(there.worker_id).without(there.num_new_tokens),
-        )
 
     async def _read(
         self, request: _Open, request_id: str, token_ids: list[int], place: Reservation
@@ -301,7 +234,7 @@ class Ingress:
             role = link.hello.get("role")
             row = {"worker": link.worker_id, "role": role, "up": link.is_up, "why": link.last_loss or None}
             if link.is_up:
-                router = self._router_of(link)
+                router = self.placer.router_of(link)
                 row |= dataclasses.asdict(router.load(link.worker_id)) | {"blocks": router.num_held(link.worker_id)}
             rows.append(row)
         return rows

@@ -91,7 +91,7 @@ class Rig:
                 break
             await asyncio.sleep(0.01)
         assert not any(node.engine.running or node.engine.num_held for node in self.nodes)
-        for router in self.ingress.routers.values():
+        for router in self.ingress.routers:
             router.check_integrity()
             for worker_id in router.worker_ids:
                 load = router.load(worker_id)

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.cluster.delivery import Delivery, OutOfStepError
 from paceline.cluster.fetch import BATCH
-from paceline.cluster.ingress import Ingress, IngressConfig
+from paceline.cluster.ingress import Ingress
 from paceline.cluster.policy import make_policy
 from paceline.cluster.router import NoWorkerError
 from paceline.core.sampling_params import SamplingParams
@@ -76,7 +76,7 @@ def test_a_prefill_worker_computes_the_prompt_and_the_decode_worker_only_its_las
             assert found["cached"] == 6 * BLOCK
             assert rig.node("prefill0").engine.num_computed_tokens == 6 * BLOCK
             assert rig.node("decode1").engine.num_computed_tokens == 5
-            assert rig.ingress.placed[-1].prefill_worker_id == "prefill0"
+            assert rig.ingress.placer.placed[-1].prefill_worker_id == "prefill0"
             await rig.settled()
 
     asyncio.run(run())
@@ -86,11 +86,11 @@ def test_events_lead_the_next_prompt_to_the_worker_that_has_its_prefix() -> None
     async def run() -> None:
         async with cluster("decode", "decode", "decode") as rig:
             await rig.ask(PROMPT)
-            first = rig.ingress.placed[-1].worker_id
+            first = rig.ingress.placer.placed[-1].worker_id
             await asyncio.sleep(0.05)
             for i in range(6):
                 found = await rig.ask([*PROMPT, i])
-                assert rig.ingress.placed[-1].worker_id == first and found["cached"] == 6 * BLOCK
+                assert rig.ingress.placer.placed[-1].worker_id == first and found["cached"] == 6 * BLOCK
 
     asyncio.run(run())
 
@@ -191,7 +191,7 @@ def test_a_worker_that_stalls_is_given_up_and_what_it_says_later_is_not_taken() 
 
             session._channel.send = late  # type: ignore[method-assign]
             await rig.ask(PROMPT, "stalls")
-            assert rig.ingress.placed[-1].worker_id == node.name and rig.ingress.placed[-1].attempt == 2
+            assert rig.ingress.placer.placed[-1].worker_id == node.name and rig.ingress.placer.placed[-1].attempt == 2
             gate.set()
             await rig.all_up()  # it joins again
             await rig.ask(PROMPT, "after")
@@ -228,8 +228,8 @@ def test_a_worker_with_another_fingerprint_is_refused_with_the_reason() -> None:
             assert other.worker is not None
             joining = Ingress(
                 [("127.0.0.1", other.port)],
-                rig.ingress.routers["decode"],
-                rig.ingress.routers["prefill"],
+                rig.ingress.placer.decode,
+                rig.ingress.placer.prefill,
                 make_policy("local"),
                 routing_keys,
                 fingerprint={"weights": "w", "kernels": "k"},
@@ -242,7 +242,7 @@ def test_a_worker_with_another_fingerprint_is_refused_with_the_reason() -> None:
                 "Start it with the cluster's model and kernels"
             )
             assert joining.links[0].last_loss == other.worker.reason
-            assert rig.ingress.routers["decode"].worker_ids == ["decode0"]
+            assert rig.ingress.placer.decode.worker_ids == ["decode0"]
             await other.kill()
 
     asyncio.run(run())
@@ -251,7 +251,7 @@ def test_a_worker_with_another_fingerprint_is_refused_with_the_reason() -> None:
 def test_without_a_worker_for_too_long_a_request_fails_with_the_reason() -> None:
     async def run() -> None:
         async with cluster("decode") as rig:
-            rig.ingress.config = IngressConfig(no_worker_timeout_s=0.05)
+            rig.ingress.placer.timeout_s = 0.05
             await rig.node("decode0").kill()
             await asyncio.sleep(0.05)
             with pytest.raises(NoWorkerError, match="no decode worker has come back"):

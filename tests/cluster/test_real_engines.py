@@ -173,7 +173,7 @@ def test_events_of_a_real_engine_lead_the_router() -> None:
         async with real_cluster(TOY, "none", "decode") as cluster:
             await cluster.ask(TOY_PROMPT, SamplingParams(max_tokens=2, temperature=0), "r")
             keys = PromptKeys(BLOCK, bytes.fromhex(cluster.nodes[0].worker.hello()["digest"]))(TOY_PROMPT, "")
-            router = cluster.ingress.routers["decode"]
+            router = cluster.ingress.placer.decode
             while router.num_held("decode0") < len(keys):
                 await asyncio.sleep(0.01)
             place = router.route(keys, len(TOY_PROMPT))
