@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import signal
+import socket
 import sys
 import tempfile
 import time
@@ -71,6 +72,7 @@ def run_up(args: argparse.Namespace) -> int:
     from paceline.serve.http.server import run_server
 
     _check_names(args)
+    _check_port(args.host, args.port)
     path = _state_path(args.port)
     if _running(path) is not None:
         raise InvalidOptionError(
@@ -106,6 +108,14 @@ def _check_names(args: argparse.Namespace) -> None:
         raise InvalidOptionError(
             f"a cluster has 1 decode worker or more, got --prefill {args.prefill} --decode {args.decode}"
         )
+
+
+def _check_port(host: str, port: int) -> None:
+    """Before the workers load their models, not after."""
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        raise InvalidOptionError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
 
 
 def _on_ray(args: argparse.Namespace) -> "RayCluster":
@@ -160,7 +170,7 @@ def _engine_options(args: argparse.Namespace) -> list[str]:
 
 
 def run_worker(args: argparse.Namespace) -> int:
-    from paceline.cluster.worker import ROLES
+    from paceline.cluster.joining import ROLES
     from paceline.cluster.worker_main import run_worker
 
     if args.role not in ROLES:

@@ -12,6 +12,7 @@ from typing import Any
 
 from paceline.cluster.choosers import make_chooser
 from paceline.cluster.ingress import Ingress, IngressConfig
+from paceline.cluster.joining import why_not
 from paceline.cluster.policy import make_policy
 from paceline.cluster.prefill_time import PrefillTime
 from paceline.cluster.prompt_keys import PromptKeys
@@ -45,6 +46,9 @@ class ClusterBackend:
         info = next((one for one in infos if one["role"] != "prefill"), None)
         if info is None:
             raise InvalidOptionError("a cluster needs a decode worker: there are only prefill workers")
+        for one in infos:
+            if (reason := why_not(one, info["fingerprint"])) is not None:
+                raise InvalidOptionError(f"worker {one['worker_id']} is refused: {reason}")
         self.max_model_len, self.vocab_size = info["max_model_len"], info["vocab_size"]
         self.max_num_seqs = sum(one["max_num_seqs"] for one in infos if one["role"] != "prefill")
         self.methods: tuple[str, ...] = tuple(info["methods"])

@@ -17,6 +17,7 @@ from typing import Any
 
 from paceline.cluster.delivery import Delivery, OutOfStepError
 from paceline.cluster.events import EventReader
+from paceline.cluster.joining import why_not
 from paceline.cluster.link import RefusedError, WorkerLink, WorkerLostError
 from paceline.cluster.messages import decode_error, decode_output, encode_params
 from paceline.cluster.placer import Placed, Placer
@@ -103,20 +104,13 @@ class Ingress:
     # What links tell (LinkOwner)
 
     def check(self, hello: Mapping[str, Any]) -> None:
-        if hello["role"] not in ("prefill", "decode", "mixed"):
-            raise RefusedError(f"there is no role {hello['role']!r}: prefill, decode or mixed")
         if hello["worker_id"] in self._by_id:
             raise RefusedError(f"a worker with the name {hello['worker_id']!r} is there already")
-        theirs = hello["fingerprint"]
         if self._fingerprint is None:
-            self._fingerprint = theirs
-        if theirs != self._fingerprint:
-            names = sorted(set(theirs) | set(self._fingerprint))
-            parts = [name for name in names if theirs.get(name) != self._fingerprint.get(name)]
-            shown = ", ".join(f"{part} ({theirs.get(part)} instead of {self._fingerprint.get(part)})" for part in parts)
-            raise RefusedError(
-                f"its answers would differ: another {shown}. Start it with the cluster's model and kernels"
-            )
+            self._fingerprint = hello["fingerprint"]
+        reason = why_not(hello, self._fingerprint)
+        if reason is not None:
+            raise RefusedError(reason)
 
     def joined(self, link: WorkerLink) -> EventReader:
         router = self.placer.router_of(link)

@@ -24,7 +24,6 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.errors import EngineDeadError, PacelineError
 
 logger = logging.getLogger("paceline.cluster")
-ROLES = ("prefill", "decode", "mixed")
 
 
 class Worker:
