@@ -103,7 +103,9 @@ class ClusterBackend:
     ) -> AsyncIterator[RequestOutput]:
         if self._is_closed:
             raise EngineDeadError("the cluster was shut down")
-        outputs = self._started().generate(token_ids, params, request_id, cache_salt)
+        ingress = self._started()
+        await ingress.tried()
+        outputs = ingress.generate(token_ids, params, request_id, cache_salt)
         async with aclosing(outputs):  # type: ignore[type-var]
             async for output in outputs:
                 yield output

@@ -95,6 +95,11 @@ class Ingress:
                 task.cancel()
                 del self._running[address]
 
+    async def tried(self) -> None:
+        """All workers have joined, or could not: before that the first request would not find the best place."""
+        for link in self.links:
+            await link.tried.wait()
+
     async def close(self) -> None:
         tasks = [task for _, task in self._running.values()]
         for task in tasks:
@@ -119,6 +124,11 @@ class Ingress:
         self.placer.note_joined()
         logger.info("worker %s joined (%s)", link.worker_id, link.hello["role"])
         return EventReader(link.worker_id, router, link.ask_replay)
+
+    def leaving(self, link: WorkerLink) -> None:
+        """It gets nothing new; what it has, it finishes."""
+        logger.info("worker %s leaves", link.worker_id)
+        self.placer.router_of(link).remove(link.worker_id)
 
     def lost(self, link: WorkerLink, reason: str) -> None:
         logger.warning("worker %s is lost: %s", link.worker_id, reason)
@@ -190,7 +200,7 @@ class Ingress:
             base["id"], place.worker_id, meta["attempt"], place.num_cached_blocks, None, "no prefill worker"
         )
         self.placer.placed.append(placed)
-        if params.prompt_logprobs is None and keys:
+        if params.prompt_logprobs is None:
             holder = await self.placer.prefill_elsewhere(placed, place, base["token_ids"], base["salt"], keys)
             if holder is not None:
                 meta["fetch"] = [holder.host, holder.port]

@@ -33,6 +33,8 @@ class LinkOwner(Protocol):
 
     def joined(self, link: "WorkerLink") -> EventReader: ...
 
+    def leaving(self, link: "WorkerLink") -> None: ...
+
     def lost(self, link: "WorkerLink", reason: str) -> None: ...
 
     def items(self, link: "WorkerLink", items: list[dict[str, Any]]) -> None: ...  # raises WorkerLostError: not sound
@@ -46,6 +48,7 @@ class WorkerLink:
         self.is_up = False
         self.worker_id = f"{host}:{port}"
         self.last_loss = ""  # why it was lost last
+        self.tried = asyncio.Event()  # the first attempt to connect is over
         self._owner, self._stall_timeout_s = owner, stall_timeout_s
         self._channel: Channel | None = None
         self._prefills: dict[str, asyncio.Future[None]] = {}
@@ -59,7 +62,10 @@ class WorkerLink:
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                await self._connect()
+                try:
+                    await self._connect()
+                finally:
+                    self.tried.set()
                 pause_s = FIRST_PAUSE_S
                 await self._live()
             except UnreachableError:
@@ -144,6 +150,8 @@ class WorkerLink:
             case Kind.REPLAY:
                 keys = frame.meta.get("keys")
                 self._reader.feed_replay([] if keys is None else Snapshot(frame.meta["next"], frozenset(keys)))
+            case Kind.LEAVING:
+                self._owner.leaving(self)
             case Kind.PONG:
                 self.figures = frame.meta
             case Kind.PREFILLED:

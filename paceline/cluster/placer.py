@@ -65,6 +65,9 @@ class Placer:
     ) -> WorkerLink | None:
         """The worker whose cache now holds the prompt's blocks; None: the decode worker computes it all."""
         num_tokens, router = len(token_ids), self.prefill
+        if len(keys) <= place.num_cached_blocks:
+            placed.reason = "all of it is cached here"
+            return None
         try:
             there = router.route(keys, num_tokens)
         except NoWorkerError:

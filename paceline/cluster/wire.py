@@ -50,6 +50,7 @@ class Kind(enum.IntEnum):
     BLOCK = 14
     END = 15
     STOP = 16
+    LEAVING = 17  # a worker takes no new requests, and ends when it has none
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ with what is new in all its requests. When a control connection ends, its reques
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,7 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.errors import EngineDeadError, PacelineError
 
 logger = logging.getLogger("paceline.cluster")
+DRAIN_POLL_S = 0.05
 
 
 class Worker:
@@ -51,6 +53,15 @@ class Worker:
     def stop(self, reason: str) -> None:
         self.reason = reason
         self.stopped.set()
+
+    async def drain(self, timeout_s: float, reason: str) -> None:
+        """No new requests from now on; ends when the last one has, or after that time: the rest goes on elsewhere."""
+        for session in self.sessions:
+            session.post(Frame(Kind.LEAVING))
+        end_s = time.monotonic() + timeout_s
+        while any(session.num_requests for session in self.sessions) and time.monotonic() < end_s:
+            await asyncio.sleep(DRAIN_POLL_S)
+        self.stop(reason)
 
     def hello(self) -> dict[str, Any]:
         return {"role": self.role, "worker_id": self.worker_id, **self.engine.info()}
@@ -104,6 +115,10 @@ class Session:
         self._frames: list[Frame] = []
         self._items: list[dict[str, Any]] = []
         self._changed = asyncio.Event()
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._tasks)
 
     async def run(self) -> None:
         await self._channel.send(Frame(Kind.HELLO, self._worker.hello()))

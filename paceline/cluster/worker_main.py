@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import signal
 import sys
 import threading
 
@@ -12,6 +13,7 @@ from paceline.cluster.worker import Worker
 from paceline.llm import AsyncLLM
 
 logger = logging.getLogger("paceline.cluster")
+DRAIN_TIMEOUT_S = 60.0  # after SIGTERM, for the requests it has
 
 
 def run_worker(
@@ -34,6 +36,10 @@ async def _run(llm: AsyncLLM, methods: list[str], role: str, name: str, host: st
     print(json.dumps({"worker": name, "role": role, "port": worker.port}), flush=True)
     if watch_stdin:
         threading.Thread(target=_watch_parent, args=(loop, worker), daemon=True).start()
+    draining: list[asyncio.Task[None]] = []
+    loop.add_signal_handler(
+        signal.SIGTERM, lambda: draining.append(loop.create_task(worker.drain(DRAIN_TIMEOUT_S, "told to leave")))
+    )
     await worker.stopped.wait()
     logger.info("worker %s ends: %s", name, worker.reason)
     await worker.close()

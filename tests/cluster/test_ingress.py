@@ -77,6 +77,11 @@ def test_a_prefill_worker_computes_the_prompt_and_the_decode_worker_only_its_las
             assert rig.node("prefill0").engine.num_computed_tokens == 6 * BLOCK
             assert rig.node("decode1").engine.num_computed_tokens == 5
             assert rig.ingress.placer.placed[-1].prefill_worker_id == "prefill0"
+            while rig.ingress.placer.decode.num_held("decode1") < 6:
+                await asyncio.sleep(0.005)
+            await rig.ask([*PROMPT, 1])  # now it is cached here: nothing to do there
+            placed = rig.ingress.placer.placed[-1]
+            assert (placed.prefill_worker_id, placed.reason) == (None, "all of it is cached here")
             await rig.settled()
 
     asyncio.run(run())
@@ -196,6 +201,28 @@ def test_a_worker_that_stalls_is_given_up_and_what_it_says_later_is_not_taken() 
             await rig.all_up()  # it joins again
             await rig.ask(PROMPT, "after")
             await rig.settled()
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_leaves_finishes_what_it_has_and_gets_nothing_new() -> None:
+    async def run() -> None:
+        async with cluster("decode", "decode", router="round_robin", step_s=0.01) as rig:
+            asking = asyncio.create_task(rig.ask(PROMPT, "old", max_tokens=60))
+            worker = rig.node("decode0").worker
+            assert worker is not None
+            while not rig.node("decode0").engine.running:
+                await asyncio.sleep(0.005)
+            draining = asyncio.create_task(worker.drain(10.0, "told to leave"))
+            while rig.ingress.placer.decode.worker_ids != ["decode1"]:
+                await asyncio.sleep(0.005)
+            await asyncio.gather(*(rig.ask(PROMPT, f"new{i}") for i in range(3)))
+            assert not worker.stopped.is_set() and {one.worker_id for one in list(rig.ingress.placer.placed)[1:]} == {
+                "decode1"
+            }
+            await asking
+            await draining
+            assert worker.stopped.is_set() and rig.ingress.num_resumed == 0
 
     asyncio.run(run())
 

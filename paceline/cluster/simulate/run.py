@@ -131,7 +131,8 @@ class _Simulation:
         request = self.trace.requests[index]
         here = self.here[index] = self.decode.router.route(request.keys, request.num_prompt_tokens)
         num_full = len(request.keys) * self.trace.block_size  # tokens that can travel
-        if self.fleet.num_prefill and num_full and self._goes_elsewhere(index, here):
+        is_new = len(request.keys) > here.num_cached_blocks
+        if self.fleet.num_prefill and is_new and self._goes_elsewhere(index, here):
             here.compute_elsewhere(request.num_prompt_tokens - num_full)
             self.num_remote += 1
             self._add(self.prefill, self.there[index].worker_id, Job(index, request.keys, num_full, 0), now)
