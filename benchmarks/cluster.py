@@ -7,9 +7,9 @@
                                            [--model smollm2-135m] [--threads 1] [--spec none]
 
 `soak` compares every answer (tokens, and bits of log-probabilities) with one engine's, and prints how long streams
-that lost their worker stood still; the exit code is 1 where an answer is wrong or missing. `simulator` is given the pass
-cost of one worker with as many threads (`paceline bench curve --num-threads 1 --out cpu.json`) and runs each load for
-real and simulated. Prints a table, then one JSON line.
+that lost their worker stood still; the exit code is 1 where an answer is wrong or missing. `simulator` is given the
+pass cost of one worker with as many threads (`paceline bench curve --num-threads 1 --out cpu.json`) and runs each load
+for real and simulated. Prints a table, then one JSON line.
 """
 
 import argparse
