@@ -71,7 +71,15 @@ def test_the_server_reads_no_attribute_of_the_engine(path: Path) -> None:
 
 # What decides (routes, policies, the simulator, the wire) needs neither an engine nor a server, and no library of the
 # extra: only these few files may know them.
-CLUSTER_ABOVE_LLM = {"engine_seam.py", "worker.py", "worker_main.py", "backend.py", "local.py", "app.py"}
+CLUSTER_ABOVE_LLM = {
+    "engine_seam.py",
+    "worker.py",
+    "worker_main.py",
+    "backend.py",
+    "local.py",
+    "app.py",
+    "zmq_events.py",
+}
 
 
 @pytest.mark.parametrize("path", sorted((PACKAGE / "cluster").rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))

@@ -57,6 +57,13 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--worker-name", default="", metavar="NAME", help="of this worker (default: its address)")
     group.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="(default: %(default)s)")
+    group.add_argument(
+        "--kv-events",
+        nargs="+",
+        default=[],
+        metavar="ENDPOINT",
+        help="publish KV events as vLLM does, such as tcp://*:5557",
+    )
     group.add_argument("--end-with-stdin", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -178,7 +185,9 @@ def run_worker(args: argparse.Namespace) -> int:
     host, port = _address(args.listen)
     llm = serve.make_engine(args)
     name = args.worker_name or f"{args.role}@{args.listen}"
-    return run_worker(llm, serve.chosen_per_request(), args.role, name, host, port, args.end_with_stdin)
+    return run_worker(
+        llm, serve.chosen_per_request(), args.role, name, host, port, args.end_with_stdin, args.kv_events[:2]
+    )
 
 
 def run_status(args: argparse.Namespace) -> int:

@@ -140,6 +140,9 @@ class EventLog:
         self._next += 1
         return batch
 
+    def kept(self) -> list[tuple[int, bytes]]:
+        return list(self._kept)
+
     def replay(self, start: int) -> Replay:
         """All batches from `start` on; where these are not kept any more, what is stored now."""
         first = self._kept[0][0] if self._kept else self._next

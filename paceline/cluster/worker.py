@@ -35,6 +35,7 @@ class Worker:
         self.stopped = asyncio.Event()  # told to stop, refused, or its engine died
         self.reason = "told to stop"
         self.sessions: set[Session] = set()
+        self.subscribers: list[Callable[[int, bytes], None]] = []  # of numbered batches of events
         self.num_sent_blocks = self.num_fetched_blocks = 0
         self._listener = Listener(self._handle)
         engine.listen(self._publish)
@@ -104,6 +105,8 @@ class Worker:
         sequence, payload = self.log.append(events)
         for session in self.sessions:
             session.post(Frame(Kind.EVENTS, {"sequence": sequence}, payload))
+        for subscriber in self.subscribers:
+            subscriber(sequence, payload)
 
 
 class Session:
