@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from paceline.cluster.events import EventReader, Snapshot
 from paceline.cluster.transport import Channel, ChannelClosedError, UnreachableError, connect
-from paceline.cluster.wire import Frame, Kind, ProtocolError
+from paceline.cluster.wire import PREFILL_ATTEMPT, Frame, Kind, ProtocolError
 from paceline.errors import PacelineError
 
 logger = logging.getLogger("paceline.cluster")
@@ -191,7 +191,8 @@ class WorkerLink:
         try:
             await future
         finally:
-            self._prefills.pop(request_id, None)
+            if self._prefills.pop(request_id, None) is not None and not future.done():
+                self.abort(request_id, PREFILL_ATTEMPT)  # nobody waits for it any more
 
     def _post(self, frame: Frame) -> None:
         self._outgoing.append(frame)

@@ -27,6 +27,7 @@ CRC = struct.Struct("!I")
 HEAD_SIZE = HEADER.size + CRC.size
 MAX_META = 64 << 20  # a prompt of a million tokens has 8 MB
 MAX_PAYLOAD = 1 << 30
+PREFILL_ATTEMPT = 0  # in ABORT: the request's prompt on a prefill worker; attempts to answer it begin with 1
 
 
 class ProtocolError(PacelineError):

@@ -19,7 +19,7 @@ from paceline.cluster.events import EventLog, Snapshot
 from paceline.cluster.fetch import Fetched, fetch_blocks, serve_fetch
 from paceline.cluster.messages import decode_params, encode_error, encode_output
 from paceline.cluster.transport import Channel, ChannelClosedError, Listener, UnreachableError, connect
-from paceline.cluster.wire import Frame, Kind, ProtocolError
+from paceline.cluster.wire import PREFILL_ATTEMPT, Frame, Kind, ProtocolError
 from paceline.cluster.worker_engine import WorkerEngine
 from paceline.core.sampling_params import SamplingParams
 from paceline.errors import EngineDeadError, PacelineError
@@ -144,7 +144,7 @@ class Session:
                 if (task := self._tasks.get(f"{meta['id']} {meta['attempt']}")) is not None:
                     task.cancel()
             case Kind.PREFILL:
-                self._begin(f"prefill {meta['id']}", self._prefill, meta)
+                self._begin(f"{meta['id']} {PREFILL_ATTEMPT}", self._prefill, meta)
             case Kind.PING:
                 self.post(Frame(Kind.PONG, self._worker.figures()))
             case Kind.REPLAY:

@@ -69,6 +69,19 @@ def test_closing_a_stream_aborts_it_on_the_worker() -> None:
     asyncio.run(run())
 
 
+def test_closing_a_stream_aborts_its_prompt_on_the_prefill_worker() -> None:
+    async def run() -> None:
+        async with cluster("prefill", "decode", step_s=60.0) as rig:
+            asking = asyncio.create_task(rig.ask(PROMPT))
+            while not rig.node("prefill0").engine.running:
+                await asyncio.sleep(0.005)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            await rig.settled()
+
+    asyncio.run(run())
+
+
 def test_a_prefill_worker_computes_the_prompt_and_the_decode_worker_only_its_last_rows() -> None:
     async def run() -> None:
         async with cluster("prefill", "decode") as rig:

@@ -24,6 +24,7 @@ from tests.bench.toy_llm import toy_model
 from tests.cluster.toy_worker import METHODS, OPTIONS
 from tests.serve.conftest import Running, running
 
+pytestmark = pytest.mark.slow  # each worker loads PyTorch
 COMMAND = [sys.executable, "-m", "tests.cluster.toy_worker"]
 NUM_REQUESTS = 60
 
