@@ -191,7 +191,7 @@ class WorkerLink:
         try:
             await future
         finally:
-            if self._prefills.pop(request_id, None) is not None and not future.done():
+            if self._prefills.pop(request_id, None) is not None:
                 self.abort(request_id, PREFILL_ATTEMPT)  # nobody waits for it any more
 
     def _post(self, frame: Frame) -> None:
