@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"core", "ops", "models"},
     "drafters": set(),
     "serve": {"llm", "core", "lab"},
+    "cluster": {"llm", "core", "lab", "kv", "serve"},
     "verify": {"llm", "core", "ops", "models", "verifiers", "spec", "structured"},
     "bench": {"llm", "core", "lab", "spec"},
     "vllm_proposer": {"core", "spec"},
@@ -67,3 +68,24 @@ def test_the_server_reads_no_attribute_of_the_engine(path: Path) -> None:
     """What it needs to know are methods of `AsyncLLM`; an attribute named so would lead past them."""
     attributes = {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
     assert not attributes & {"engine", "core", "scheduler", "speculator"}
+
+
+# What decides (routes, policies, the simulator, the wire) needs neither an engine nor a server, and no library of the
+# extra: only these few files may know them.
+CLUSTER_ABOVE_LLM = {
+    "engine_seam.py",
+    "worker.py",
+    "worker_main.py",
+    "backend.py",
+    "local.py",
+    "app.py",
+    "zmq_events.py",
+}
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "cluster").rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_what_decides_in_a_cluster_knows_no_engine(path: Path) -> None:
+    if path.name in CLUSTER_ABOVE_LLM:
+        return
+    assert not imported_parts(path) & {"llm", "kv", "serve"}
+    assert not any(name in path.read_text() for name in ("import torch", "import ray", "import zmq"))

@@ -21,6 +21,7 @@ VERBS = {
     "bench": "measure: methods, lengths, temperatures, loads; report and recommend",
     "lab": "the economics of speculation: expected tokens, speedup, cost",
     "serve": "an OpenAI-compatible server",
+    "cluster": "many workers behind one server: start, look, stop; or simulate a load on one",
     "tune": "search settings that need measuring, such as the layers that self-speculation skips",
     "train": "train a drafter for a model: eagle3, eagle, medusa, dflash, draft or a pool",
     "export": "write an EAGLE-3 drafter as a folder that vLLM loads",

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from paceline.cli.options import (
     add_model_arguments,
@@ -18,6 +19,10 @@ from paceline.cli.options import (
     model_options,
     speculative_config,
 )
+
+if TYPE_CHECKING:
+    from paceline.llm import AsyncLLM
+    from paceline.serve.config import ServerConfig
 
 API_KEY_VARIABLE = "PACELINE_API_KEY"
 ADMIN_KEY_VARIABLE = "PACELINE_ADMIN_KEY"
@@ -179,15 +184,19 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    from paceline.core.kv_tensor import populate
-    from paceline.llm import AsyncLLM
-    from paceline.serve.config import ServerConfig
     from paceline.serve.generate.over_async_llm import OverAsyncLLM
     from paceline.serve.http.server import run_server
-    from paceline.spec.methods import PROPOSERS
+
+    config = server_config(args)
+    backend = OverAsyncLLM(make_engine(args), chosen_per_request())
+    return run_server(backend, config, args.host, args.port, args.log_level)
+
+
+def server_config(args: argparse.Namespace) -> "ServerConfig":
+    from paceline.serve.config import ServerConfig
 
     model = args.name or args.model
-    config = ServerConfig(
+    return ServerConfig(
         model_names=tuple(args.served_model_name) or (model,),
         api_keys=_keys(args.api_key, API_KEY_VARIABLE),
         admin_keys=_keys(args.admin_key, ADMIN_KEY_VARIABLE),
@@ -198,6 +207,14 @@ def run(args: argparse.Namespace) -> int:
         reasoning_parser=args.reasoning_parser,
         **{field: getattr(args, option[2:].replace("-", "_")) for option, (field, _, _) in LIMITS.items()},
     )
+
+
+def make_engine(args: argparse.Namespace) -> "AsyncLLM":
+    """Loaded, with its memory touched and its tables made."""
+    from paceline.core.kv_tensor import populate
+    from paceline.llm import AsyncLLM
+
+    model = args.name or args.model
     llm = AsyncLLM(
         model,
         speculative_config(args),
@@ -223,8 +240,14 @@ def run(args: argparse.Namespace) -> int:
     llm.prepare_structured_outputs()
     gc.collect()
     gc.freeze()  # the model and the tables stay as long as the process: no collection need look through them again
-    methods = [name for name, method in PROPOSERS.items() if method.per_request and name != "none"]
-    return run_server(OverAsyncLLM(llm, methods), config, args.host, args.port, args.log_level)
+    return llm
+
+
+def chosen_per_request() -> list[str]:
+    """Drafting methods that one request may choose."""
+    from paceline.spec.methods import PROPOSERS
+
+    return [name for name, method in PROPOSERS.items() if method.per_request and name != "none"]
 
 
 def _keys(given: list[str], variable: str) -> tuple[str, ...]:

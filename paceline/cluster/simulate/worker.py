@@ -1,0 +1,185 @@
+"""One simulated worker: passes of measured length over the streams that decode and a chunk of the prompts that wait.
+
+Passes that do the same are one event: a stretch of `num_passes` passes with the same streams and the same prompt rows.
+It ends when a stream or a prompt ends, or at the next pass after a request came. Prompts share a pass as the engine's
+scheduler does it: a quarter of its rows for the oldest, the rest for the shortest.
+"""
+
+import heapq
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from paceline.cluster.prefill_time import CONTEXT_UNIT, LEAST_ROWS, PrefillTime
+from paceline.cluster.simulate.figures import Gaps
+from paceline.cluster.simulate.lru_cache import LRUCache
+
+OLDEST_SHARE = 0.25  # as in engine/scheduler.py
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """What one worker does for one request."""
+
+    request: int
+    keys: tuple[int, ...]
+    num_prompt_tokens: int  # to be computed, or found in the cache
+    num_output_tokens: int  # 0: a prefill worker computes the prompt only
+    num_left: int = 0  # prompt tokens without KV, once it is admitted
+    num_cached: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_prompt_tokens + self.num_output_tokens
+
+
+@dataclass(slots=True)
+class Stretch:
+    start_s: float
+    pass_s: float
+    num_passes: int
+    rows: list[tuple[Job, int]]  # prompt rows per pass
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.num_passes * self.pass_s
+
+
+@dataclass(slots=True)
+class News:
+    """What the end of a stretch, or an admission, brought."""
+
+    read: list[Job] = field(default_factory=list)  # their prompts are computed: the first token is there
+    finished: list[Job] = field(default_factory=list)
+
+
+class SimulatedWorker:
+    def __init__(self, worker_id: str, time: PrefillTime, gaps: Gaps) -> None:
+        self.worker_id = worker_id
+        self.time = time
+        self.cache = LRUCache(time.spec.num_kv_blocks)
+        self.stretch: Stretch | None = None
+        self._gaps = gaps
+        self._waiting: deque[Job] = deque()
+        self._prompts: list[Job] = []  # admitted, the oldest first
+        self._running: list[tuple[int, int, Job]] = []  # heap: (last pass, order, job)
+        self._num_passes = 0
+        self._num_tokens = 0  # of admitted jobs
+        self._context = 0.0  # tokens before the streams' next ones, added up
+        self._order = 0
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def add(self, job: Job, now: float) -> bool:
+        """True when the end of the stretch changed: a request is taken in at the next pass."""
+        self._waiting.append(job)
+        stretch = self.stretch
+        if stretch is None:
+            return True
+        if len(self._prompts) + len(self._running) >= self.time.spec.max_num_seqs:
+            return False  # no seat: nothing changes before a stream ends
+        num_passes = max(1, math.ceil((now - stretch.start_s) / stretch.pass_s))
+        if num_passes >= stretch.num_passes:
+            return False
+        stretch.num_passes = num_passes
+        return True
+
+    def begin(self, now: float) -> News:
+        """Admit what waits and plan the next stretch; `stretch` is None when there is nothing to do."""
+        news = self._admit()
+        self.stretch = self._plan(now)
+        return news
+
+    def end(self) -> News:
+        """The stretch is over: what it did."""
+        stretch, spec = self.stretch, self.time.spec
+        assert stretch is not None
+        news, streams = News(), len(self._running)
+        if streams:
+            self._gaps.note(stretch.pass_s, streams * stretch.num_passes)
+            self._context += streams * stretch.num_passes * spec.tokens_per_pass
+        self._num_passes += stretch.num_passes
+        while self._running and self._running[0][0] <= self._num_passes:
+            self._leave(heapq.heappop(self._running)[2], news)
+        for job, rows in stretch.rows:
+            job.num_left -= rows * stretch.num_passes
+            if job.num_left == 0:
+                self._prompts.remove(job)
+                self._read(job, news)
+        self.stretch = None
+        return news
+
+    def _admit(self) -> News:
+        news, spec = News(), self.time.spec
+        capacity = spec.num_kv_blocks * spec.block_size
+        while self._waiting and len(self._prompts) + len(self._running) < spec.max_num_seqs:
+            job = self._waiting[0]
+            if self._num_tokens and self._num_tokens + job.num_tokens > capacity:
+                break
+            self._waiting.popleft()
+            found = self.cache.match(job.keys) * spec.block_size
+            # the last token of a prompt is computed, unless only its blocks are wanted
+            job.num_cached = min(found, job.num_prompt_tokens - (1 if job.num_output_tokens else 0))
+            job.num_left = job.num_prompt_tokens - job.num_cached
+            self._num_tokens += job.num_tokens
+            if job.num_left:
+                self._prompts.append(job)
+            else:
+                self._read(job, news)
+        return news
+
+    def _read(self, job: Job, news: News) -> None:
+        news.read.append(job)
+        if job.num_output_tokens <= 1:
+            self._num_tokens -= job.num_tokens
+            news.finished.append(job)
+            return
+        num_passes = math.ceil((job.num_output_tokens - 1) / self.time.spec.tokens_per_pass)
+        self._order += 1
+        heapq.heappush(self._running, (self._num_passes + num_passes, self._order, job))
+        self._context += job.num_prompt_tokens
+
+    def _leave(self, job: Job, news: News) -> None:
+        self._num_tokens -= job.num_tokens
+        self._context = max(0.0, self._context - job.num_tokens) if self._running else 0.0
+        news.finished.append(job)
+
+    def _plan(self, now: float) -> Stretch | None:
+        if not self._prompts and not self._running:
+            return None
+        rows = self._share() if self._prompts else []
+        num_rows = sum(count for _, count in rows)
+        num_passes = min((job.num_left // count for job, count in rows), default=2**30)
+        if self._running:
+            num_passes = min(num_passes, self._running[0][0] - self._num_passes)
+        pass_s = self.time.rows_s(len(self._running), num_rows)
+        if self.time.spec.context_s:
+            pass_s += self.time.spec.context_s / CONTEXT_UNIT * self._row_contexts(rows, num_passes)
+        return Stretch(now, pass_s, num_passes, rows)
+
+    def _row_contexts(self, rows: list[tuple[Job, int]], num_passes: int) -> float:
+        """Contexts of a pass's rows added up, in the middle of the stretch."""
+        spec = self.time.spec
+        streams = self._context + len(self._running) * num_passes * spec.tokens_per_pass / 2
+        prompts = sum(count * (job.num_prompt_tokens - job.num_left + count * num_passes / 2) for job, count in rows)
+        return streams * spec.rows_per_stream + prompts
+
+    def _share(self) -> list[tuple[Job, int]]:
+        budget = self.time.chunk_rows(len(self._running))
+        oldest = self._prompts[0]
+        if len(self._prompts) == 1:
+            return [(oldest, min(budget, oldest.num_left))]
+        first = min(oldest.num_left, max(LEAST_ROWS, int(budget * OLDEST_SHARE)))
+        shares = {oldest.request: first}
+        budget -= first
+        chosen = {oldest.request: oldest}
+        for job in sorted(self._prompts, key=lambda job: job.num_left):
+            if budget <= 0:
+                break
+            known = shares.get(job.request, 0)
+            more = min(job.num_left - known, budget)
+            shares[job.request], chosen[job.request] = known + more, job
+            budget -= more
+        return [(chosen[request], count) for request, count in shares.items() if count]

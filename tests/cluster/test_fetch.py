@@ -1,0 +1,213 @@
+"""Blocks by hash over TCP: whatever the network does, only whole blocks are kept, and all room comes back."""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from paceline.cluster.fetch import Fetched, fetch_blocks, serve_fetch
+from paceline.cluster.transport import (
+    Channel,
+    ChannelClosedError,
+    Faults,
+    FaultyChannel,
+    Listener,
+    TcpChannel,
+    UnreachableError,
+    connect,
+)
+from paceline.cluster.wire import Frame, Kind, ProtocolError
+
+
+@dataclass(frozen=True)
+class Key:
+    hash: bytes
+
+
+NO_FAULTS = Faults()
+KEYS = [Key(hashlib.blake2b(bytes([i]), digest_size=16).digest()) for i in range(40)]
+
+
+def content(key: Key) -> bytes:
+    return key.hash * 500
+
+
+@dataclass
+class Holder:
+    num_held: int = 40
+    num_reads_before_expiry: int = 99
+    open_leases: int = 0
+
+    async def pin(self, hashes: Sequence[bytes]) -> list[bytes]:
+        self.open_leases += 1
+        held = {key.hash for key in KEYS[: self.num_held]}
+        return [one for one in hashes if one in held]
+
+    def num_pinned(self, lease: list[bytes]) -> int:
+        return len(lease)
+
+    async def read(self, lease: list[bytes], blocks: Sequence[int]) -> list[bytes] | None:
+        self.num_reads_before_expiry -= 1
+        return None if self.num_reads_before_expiry < 0 else [content(Key(lease[i])) for i in blocks]
+
+    async def release(self, lease: list[bytes]) -> None:
+        self.open_leases -= 1
+
+
+@dataclass
+class Taker:
+    """Checks nothing itself: what is wrong must not get here."""
+
+    here: set[int] = field(default_factory=set)
+    written: dict[int, bytes] = field(default_factory=dict)
+    open_tickets: int = 0
+
+    async def reserve(self, keys: Sequence[Any]) -> Sequence[Any]:
+        self.open_tickets += 1
+        return keys
+
+    def missing(self, ticket: Sequence[Any]) -> Sequence[int]:
+        return [i for i in range(len(ticket)) if i not in self.here]
+
+    async def write(self, ticket: Any, blocks: Sequence[tuple[int, bytes]]) -> list[bool]:
+        self.written.update(blocks)
+        return [True] * len(blocks)
+
+    async def commit(self, ticket: Any, verified: Sequence[int]) -> int:
+        self.open_tickets -= 1
+        self.here |= set(verified)
+        return next(i for i in range(len(KEYS) + 1) if i not in self.here)
+
+
+async def fetch(
+    holder: Holder, taker: Taker, faults: Faults = NO_FAULTS, seed: int = 0, idle_s: float = 0.05
+) -> Fetched:
+    async def serve(channel: Channel) -> None:
+        assert isinstance(channel, TcpChannel)
+        faulty = FaultyChannel(channel, faults, seed)
+        await serve_fetch(faulty, await faulty.receive(), holder)
+        await asyncio.sleep(0.2)  # a stalled worker keeps its connection
+
+    async with listening(serve) as port:
+        channel = await connect("127.0.0.1", port)
+        try:
+            return await fetch_blocks(channel, KEYS, taker, idle_s)
+        finally:
+            channel.close()
+
+
+class listening:
+    def __init__(self, handler: Callable[[Channel], Awaitable[None]]) -> None:
+        self.listener = Listener(handler)
+
+    async def __aenter__(self) -> int:
+        await self.listener.start()
+        return self.listener.port
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.listener.close()
+
+
+def test_blocks_come_whole_and_in_order() -> None:
+    holder, taker = Holder(), Taker()
+    fetched = asyncio.run(fetch(holder, taker, idle_s=5))
+    assert fetched == Fetched(40, 40, 0, 40 * 8000, "complete")
+    assert taker.written == {i: content(key) for i, key in enumerate(KEYS)}
+    assert holder.open_leases == taker.open_tickets == 0
+
+
+def test_blocks_that_are_here_are_not_sent() -> None:
+    taker = Taker(here=set(range(30)))
+    assert asyncio.run(fetch(Holder(), taker, idle_s=5)).num_received == 10
+    assert set(taker.written) == set(range(30, 40))
+
+
+def test_a_holder_of_a_part_sends_the_part_without_a_wait() -> None:
+    assert asyncio.run(fetch(Holder(num_held=7), Taker(), idle_s=60)).num_blocks == 7
+
+
+def test_an_expired_lease_ends_the_transfer_and_what_came_is_kept() -> None:
+    holder = Holder(num_reads_before_expiry=1)
+    fetched = asyncio.run(fetch(holder, Taker(), idle_s=60))
+    assert fetched.num_blocks == 16 and holder.open_leases == 0
+
+
+FAULTS = {
+    "corrupt": Faults(corrupt=0.2),
+    "corrupt_head": Faults(corrupt_head=0.1),
+    "duplicate": Faults(duplicate=0.5),
+    "reorder": Faults(reorder=0.5),
+    "lose": Faults(lose=0.2),
+    "stall": Faults(stall=0.1),
+    "close": Faults(close=0.1),
+    "all": Faults(corrupt=0.1, corrupt_head=0.02, duplicate=0.2, reorder=0.2, lose=0.1, stall=0.02, close=0.02),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_under_every_fault_only_whole_blocks_are_kept_and_all_room_comes_back(name: str) -> None:
+    for seed in range(6):
+        holder, taker = Holder(), Taker()
+        fetched = asyncio.run(fetch(holder, taker, FAULTS[name], seed))
+        assert all(data == content(KEYS[i]) for i, data in taker.written.items())
+        assert taker.open_tickets == 0 and holder.open_leases == 0
+        assert fetched.num_received == len(taker.here) >= fetched.num_blocks
+        if name in ("duplicate", "reorder"):
+            assert fetched.num_blocks == 40
+
+
+def test_blocks_that_nobody_asked_for_are_not_taken() -> None:
+    async def serve(channel: Channel) -> None:
+        await channel.receive()
+        await channel.send(Frame(Kind.BLOCK, {"hash": bytes(16).hex()}, b"x"))
+        await channel.send(Frame(Kind.PONG))
+        await channel.send(Frame(Kind.END, {"num_blocks": 1}))
+
+    async def ask() -> Fetched:
+        async with listening(serve) as port:
+            channel = await connect("127.0.0.1", port)
+            try:
+                return await fetch_blocks(channel, KEYS, taker, 5)
+            finally:
+                channel.close()
+
+    taker = Taker()
+    assert asyncio.run(ask()).num_blocks == 0 and not taker.written
+
+
+def test_nobody_there_and_a_port_in_use_say_so() -> None:
+    async def ask() -> None:
+        async def nothing(channel: Channel) -> None:
+            await channel.receive()
+
+        async with listening(nothing) as port:
+            with pytest.raises(UnreachableError, match=f"cannot listen on 127.0.0.1:{port}"):
+                await Listener(nothing).start(port=port)
+        with pytest.raises(UnreachableError, match=f"nobody answers at 127.0.0.1:{port}"):
+            await connect("127.0.0.1", port)
+
+    asyncio.run(ask())
+
+
+def test_a_stranger_on_the_port_ends_only_its_own_connection() -> None:
+    seen: list[Exception] = []
+
+    async def serve(channel: Channel) -> None:
+        try:
+            await channel.receive()
+        except (ProtocolError, ChannelClosedError) as error:
+            seen.append(error)
+            raise
+
+    async def ask() -> None:
+        async with listening(serve) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" + bytes(50))
+            assert await reader.read() == b""
+            writer.close()
+
+    asyncio.run(ask())
+    assert isinstance(seen[0], ProtocolError)
