@@ -58,6 +58,20 @@ def family_weights(stored: Weights, config: ModelConfig, *, is_gguf: bool) -> We
     return stored
 
 
+def stored_linear(config: ModelConfig, name: str) -> tuple[str, int]:
+    """Where a folder keeps a layer's matrix: the stored name, and as which of its parts."""
+    for fused in _fused_parts(config):
+        parts = [part for part, _ in fused.parts]
+        if name in parts:
+            return fused.stored, parts.index(name)
+    return name, 0
+
+
+def stored_norm(config: ModelConfig, weight: Tensor) -> Tensor:
+    """A norm's weight as a Hugging Face folder has it."""
+    return weight - 1.0 if config.family == "gemma3" else weight
+
+
 def _cut(name: str, num_rows: int, config: ModelConfig) -> dict[str, Place]:
     """Our names for the parts of a stored tensor. One of a wrong size keeps its name, and is then refused as extra."""
     for fused in _fused_parts(config):
