@@ -33,9 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     text = parser.add_argument_group("text")
     text.add_argument("--calibration", metavar="FILE", help="prompts (JSON) or plain text (default: prompts of ours)")
-    text.add_argument("--samples", type=int, default=48, help="passages to calibrate on (default: %(default)s)")
+    text.add_argument(
+        "--samples", type=int, default=32, help="passages for awq and gptq to learn from (default: %(default)s)"
+    )
     text.add_argument("--held-out", metavar="FILE", help="likewise, to judge by (default: other prompts of ours)")
-    text.add_argument("--held-out-samples", type=int, default=16, help="(default: %(default)s)")
+    text.add_argument("--held-out-samples", type=int, default=12, help="(default: %(default)s)")
     text.add_argument("--seed", type=int, default=0)
     parser.add_argument("--num-threads", type=int, metavar="N", help="default: one per core")
     parser.add_argument("--json", action="store_true", help="the report as JSON instead of a table")
@@ -91,8 +93,10 @@ def _passages(args: argparse.Namespace) -> "tuple[list[Passage], list[Passage]]"
         torch.set_num_threads(args.num_threads)
     print("reading the model's own answers ...", file=sys.stderr, flush=True)
     llm = LLM(args.model, {"method": "none"}, device="cpu", num_threads=args.num_threads)
-    calibration = passages(llm, args.calibration or CALIBRATION, args.samples, args.seed)
-    return calibration, passages(llm, args.held_out or HELD_OUT, args.held_out_samples, args.seed)
+    held_out = passages(llm, args.held_out or HELD_OUT, args.held_out_samples, args.seed)
+    if args.method in ("fp8", "int8") and args.calibration is None:
+        return [], held_out  # they only round
+    return passages(llm, args.calibration or CALIBRATION, args.samples, args.seed), held_out
 
 
 def _told(layer: int, total: int, error: float) -> None:
@@ -106,7 +110,7 @@ def _rows(report: "Report") -> list[dict[str, Any]]:
     facts = {
         "method": recipe["method"],
         "group size": recipe["group_size"],
-        "calibration tokens": report.calibration["tokens"],
+        "calibration tokens": report.calibration and report.calibration["tokens"],
         "mean error of a layer": f"{sum(errors) / len(errors):.4f}",
         "worst layer": f"{worst}: {errors[worst]:.4f}",
         "KL, nats per token": f"{agreement['kl']:.5f}",

@@ -41,7 +41,7 @@ def test_a_model_becomes_a_folder_and_a_report(text: str, capsys: pytest.Capture
     ("arguments", "message"),
     [
         (["--method", "awq", "--group-size", "48"], "do not divide into groups of 48"),
-        (["--method", "int8", "--samples", "0"], "at least 1 passage"),
+        (["--method", "awq", "--samples", "0"], "at least 1 passage"),
         (["--method", "int8", "--calibration", "nothing.txt"], "nothing.txt"),
     ],
 )

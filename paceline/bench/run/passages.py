@@ -16,7 +16,7 @@ from paceline.llm import LLM
 
 CALIBRATION = "chat,code,extraction,translation,maths"
 HELD_OUT = "summary,code_edit"
-ANSWER_TOKENS = 96
+ANSWER_TOKENS = 64
 WINDOW = 256  # tokens of a plain text that stand together
 PROMPT_FILES = (".json", ".jsonl")
 

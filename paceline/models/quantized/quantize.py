@@ -40,8 +40,8 @@ INPUT_COPIES = 3  # of what the matrices multiply, while a layer is quantized
 class Report:
     recipe: dict[str, Any]
     source_is_quantized: bool  # then it was widened first, and errors are those of the second rounding
-    calibration: dict[str, Any]
-    layer_errors: list[float]  # of each layer's own contribution on the calibration text, relative
+    calibration: dict[str, Any] | None  # None: the method only rounds
+    layer_errors: list[float]  # of each layer's own contribution on that text (or the held-out one), relative
     agreement: dict[str, Any]  # with the source, on held-out text
     bytes_stored: int
     bytes_as_float16: int
@@ -54,14 +54,16 @@ def quantize_model(
     path: Path,  # folder or .gguf file
     out: Path,
     recipe: Recipe,
-    calibration: Sequence[Passage],
+    calibration: Sequence[Passage],  # for methods that learn from it
     held_out: Sequence[Passage],
     told: Callable[[int, int, float], None] = lambda layer, total, error: None,
 ) -> Report:
     """Write the folder. `told`: after each layer, how many there are, and its error."""
     config = load_config(path)
     recipe = recipe.checked(config)
-    for what, passages in (("calibration", calibration), ("held-out", held_out)):
+    if not recipe.needs_inputs:
+        calibration = held_out  # nothing is learnt from it: it only shows the layers' errors
+    for what, passages in (("held-out", held_out), ("calibration", calibration)):
         if not any(len(passage.token_ids) > 1 for passage in passages):
             raise InvalidOptionError(f"the {what} text is empty")
     _check_memory(config, [*calibration, *held_out])
@@ -100,34 +102,26 @@ class _Run:
 
     @torch.no_grad()
     def run(self, told: Callable[[int, int, float], None]) -> Report:
-        config = self.config
-        calibrated = LayerPass(config, _lengths(self.calibration))
-        judged = LayerPass(config, _lengths(self.held_out))
-        embedding = self._float(EMBEDDING)
-        stored = self._write(EMBEDDING, self._plain(EMBEDDING)).float()
+        calibrated = LayerPass(self.config, _lengths(self.calibration))
+        judged = LayerPass(self.config, _lengths(self.held_out))
+        stored = self._write(EMBEDDING, self._plain(EMBEDDING))
         hidden = self._embed(stored, self.calibration)
-        exact, made = self._embed(embedding, self.held_out), self._embed(stored, self.held_out)
-        if not config.tie_word_embeddings:
-            del embedding, stored
+        exact, made = self._embed(self._plain(EMBEDDING), self.held_out), self._embed(stored, self.held_out)
         errors = []
-        for layer in range(config.num_layers):
+        for layer in range(self.config.num_layers):
             weights = self._layer(layer)
             inputs: dict[str, Tensor] = {}
             expected = calibrated.run(layer, weights, hidden, inputs)
-            quantized = quantized_layer(self.recipe, config, weights, inputs, self.generator)
+            quantized = quantized_layer(self.recipe, self.config, weights, inputs, self.generator)
             inputs.clear()
             widened = self._write_layer(layer, quantized)
             after = calibrated.run(layer, widened, hidden)
             errors.append(_relative(after - expected, expected - hidden))
             hidden = after
-            exact, made = judged.run(layer, weights, exact), judged.run(layer, widened, made)
-            told(layer, config.num_layers, errors[-1])
-        norm, stored_last = self._float(FINAL_NORM), self._write(FINAL_NORM, self._float(FINAL_NORM)).float()
-        heads = (self._float(EMBEDDING), as_stored(self._plain(EMBEDDING)).float())
-        if not config.tie_word_embeddings:
-            heads = (self._float(HEAD), self._write(HEAD, self._plain(HEAD)).float())
-        agreement = self._compare((exact, norm, heads[0]), (made, stored_last, heads[1]))
-        return self._report(errors, agreement)
+            exact = judged.run(layer, weights, exact)
+            made = hidden if self.calibration is self.held_out else judged.run(layer, widened, made)
+            told(layer, self.config.num_layers, errors[-1])
+        return self._report(errors, self._compare(exact, made, stored))
 
     def _plain(self, name: str) -> Tensor:
         tensor = self.weights[name]
@@ -145,10 +139,10 @@ class _Run:
     def _embed(self, embedding: Tensor, passages: Sequence[Passage]) -> Tensor:
         """[tokens, hidden]"""
         ids = torch.tensor([token for passage in passages for token in passage.token_ids])
-        return embedding[ids] * self.config.embedding_scale
+        return embedding[ids].float() * self.config.embedding_scale
 
     def _write(self, name: str, tensor: Tensor) -> Tensor:
-        """Returns what is meant by the stored tensor."""
+        """Returns what is meant by the stored tensor, float32."""
         is_norm = "norm" in name
         stored = as_stored(stored_norm(self.config, tensor.float()) if is_norm else tensor)
         self.writer.add(name, stored)
@@ -171,18 +165,25 @@ class _Run:
             places.setdefault(stored_linear(self.config, name)[0], []).append(linear)
         return {name: parts[0] if len(parts) == 1 else _joined(parts) for name, parts in places.items()}
 
-    def _compare(self, exact: tuple[Tensor, Tensor, Tensor], made: tuple[Tensor, Tensor, Tensor]) -> Agreement:
-        """Each side: hidden states, final norm, head."""
+    def _compare(self, exact: Tensor, made: Tensor, stored_embedding: Tensor) -> Agreement:
+        """The next tokens' distributions, by the hidden states of both sides; final norm and head are written too."""
+        norm, head = self._float(FINAL_NORM), self._float(EMBEDDING)
+        last_norm, last_head = self._write(FINAL_NORM, norm), stored_embedding
+        if not self.config.tie_word_embeddings:
+            head, last_head = self._float(HEAD), self._write(HEAD, self._plain(HEAD))
         agreement = Agreement()
         next_ids = torch.cat([passage.next_ids() for passage in self.held_out])
         for begin in range(0, len(next_ids), LOGITS_ROWS):
             rows = slice(begin, begin + LOGITS_ROWS)
             reference, logits = (
-                F.rms_norm(hidden[rows], norm.shape, norm, self.config.rms_norm_eps) @ head.T
-                for hidden, norm, head in (exact, made)
+                self._logits(exact[rows], norm, head),
+                self._logits(made[rows], last_norm, last_head),
             )
             agreement.add(reference, logits, next_ids[rows])
         return agreement
+
+    def _logits(self, hidden: Tensor, norm: Tensor, head: Tensor) -> Tensor:
+        return F.rms_norm(hidden, norm.shape, norm, self.config.rms_norm_eps) @ head.T
 
     def _report(self, errors: list[float], agreement: Agreement) -> Report:
         num_tokens = sum(_lengths(self.calibration))
@@ -190,7 +191,7 @@ class _Run:
         return Report(
             recipe=asdict(self.recipe),
             source_is_quantized=self.is_quantized,
-            calibration={"passages": len(self.calibration), "tokens": num_tokens},
+            calibration={"passages": len(self.calibration), "tokens": num_tokens} if self.recipe.needs_inputs else None,
             layer_errors=errors,
             agreement=agreement.to_dict(),
             bytes_stored=self.writer.num_bytes,

@@ -167,7 +167,9 @@ def test_too_little_memory_is_seen_before_anything_is_computed(tmp_path: Path, m
 def test_text_of_no_length_is_refused(tmp_path: Path) -> None:
     config = write_plain_folder(tmp_path / "plain")
     with pytest.raises(InvalidOptionError, match="calibration text is empty"):
-        quantize_model(tmp_path / "plain", tmp_path / "made", Recipe("int8"), [], text(config, 1, 5, 0))
+        quantize_model(tmp_path / "plain", tmp_path / "made", Recipe("awq"), [], text(config, 1, 5, 0))
+    with pytest.raises(InvalidOptionError, match="held-out text is empty"):
+        quantize_model(tmp_path / "plain", tmp_path / "made", Recipe("int8"), [], [])
 
 
 def test_a_quantized_source_is_widened_first_and_the_report_says_so(tmp_path: Path) -> None:
