@@ -58,13 +58,9 @@ def family_weights(stored: Weights, config: ModelConfig, *, is_gguf: bool) -> We
     return stored
 
 
-def stored_linear(config: ModelConfig, name: str) -> tuple[str, int]:
-    """Where a folder keeps a layer's matrix: the stored name, and as which of its parts."""
-    for fused in _fused_parts(config):
-        parts = [part for part, _ in fused.parts]
-        if name in parts:
-            return fused.stored, parts.index(name)
-    return name, 0
+def stored_linear(config: ModelConfig, name: str) -> str:
+    """The name of the matrix in which a folder keeps this one of a layer's, alone or among others in their order."""
+    return next((fused.stored for fused in _fused_parts(config) if name in dict(fused.parts)), name)
 
 
 def stored_norm(config: ModelConfig, weight: Tensor) -> Tensor:

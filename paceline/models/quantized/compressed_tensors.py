@@ -87,8 +87,6 @@ def pack_packed(linear: QuantizedLinear, *, symmetric: bool) -> dict[str, Tensor
     }
     if not symmetric:
         tensors["weight_zero_point"] = packed(linear.zeros, linear.bits, dim=0)
-    if linear.groups is not None:
-        tensors["weight_g_idx"] = linear.groups.int()
     return tensors
 
 

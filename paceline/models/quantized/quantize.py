@@ -162,7 +162,7 @@ class _Run:
         """By the name under which a folder of this family keeps them."""
         places: dict[str, list[AnyLinear]] = {}
         for name, linear in made.linears.items():  # in the order of their parts
-            places.setdefault(stored_linear(self.config, name)[0], []).append(linear)
+            places.setdefault(stored_linear(self.config, name), []).append(linear)
         return {name: parts[0] if len(parts) == 1 else _joined(parts) for name, parts in places.items()}
 
     def _compare(self, exact: Tensor, made: Tensor, stored_embedding: Tensor) -> Agreement:

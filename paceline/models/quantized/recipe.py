@@ -76,8 +76,11 @@ class Recipe:
             raise InvalidOptionError(f"--block is for fp8, and 1 or more; it is {self.block} for {self.method}")
         if self.layout != "own" and self.method in ("fp8", "int8"):
             raise InvalidOptionError(f"--layout is for awq and gptq: {self.method} has only one")
-        if self.act_order and self.method != "gptq":
-            raise InvalidOptionError(f"--act-order is for gptq, not for {self.method}")
+        if self.act_order and (self.method != "gptq" or self.layout != "own"):
+            raise InvalidOptionError(
+                f"--act-order is for gptq in its own layout, not for {self.method} as {self.layout}: in "
+                "compressed-tensors there are no groups in another order any more"
+            )
 
     @property
     def is_symmetric(self) -> bool:
@@ -111,7 +114,6 @@ class Recipe:
             strategy = "channel" if self.group_size == WHOLE_ROW else "group"
             weights = _numbers("int", self.bits, strategy) | {"symmetric": self.is_symmetric}
             weights |= {"group_size": self.group_size} if strategy == "group" else {}
-            weights |= {"actorder": "group"} if self.act_order else {}
             return _compressed("pack-quantized", weights, None)
         common = {"quant_method": self.method, "bits": self.bits, "group_size": self.group_size}
         if self.method == "awq":

@@ -64,10 +64,10 @@ def write_plain_folder(
     stored: dict[str, Tensor] = {}
     fused: dict[str, list[Tensor]] = {}
     for name, weight in random_weights(config).items():
-        prefix, _, linear = name.removesuffix(".weight").partition("self_attn." if "self_attn" in name else "mlp.")
-        place, _ = stored_linear(config, name.removeprefix(prefix).removesuffix(".weight")) if linear else (name, 0)
         if is_linear(name):
-            fused.setdefault(f"{prefix}{place}.weight", []).append(weight)
+            pieces = name.split(".")  # model, layers, 0, self_attn, q_proj, weight
+            place = stored_linear(config, ".".join(pieces[3:5]))
+            fused.setdefault(".".join([*pieces[:3], place, "weight"]), []).append(weight)
         else:
             stored[name] = stored_norm(config, weight) if "norm" in name else weight
     stored |= {name: torch.cat(parts) for name, parts in fused.items()}

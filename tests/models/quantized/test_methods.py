@@ -141,7 +141,7 @@ PACKINGS: dict[str, tuple[QuantizedLinear, Callable[..., dict[str, Tensor]], Cal
     "gptq": (_act_order(4, False), gptq.pack, gptq.unpack, Scheme("gptq", "gptq", 4, 32)),
     "gptq-8": (_act_order(8, True), gptq.pack, gptq.unpack, Scheme("gptq", "gptq", 8, 32)),
     "packed": (
-        _act_order(4, True),
+        rounded(random_linear(24, 64), 4, 32, symmetric=True),
         lambda linear: compressed_tensors.pack_packed(linear, symmetric=True),
         compressed_tensors.unpack_packed,
         Scheme("compressed-tensors", "packed", 4, 32),

@@ -24,7 +24,7 @@ RECIPES = {
     "gptq": Recipe("gptq"),
     "gptq-8-zeros": Recipe("gptq", bits=8, symmetric=False, group_size=-1),
     "gptq-act-order": Recipe("gptq", act_order=True, group_size=32),
-    "gptq-packed-act-order": Recipe("gptq", act_order=True, layout="compressed-tensors"),
+    "gptq-packed": Recipe("gptq", symmetric=False, layout="compressed-tensors"),
     "fp8": Recipe("fp8"),
     "fp8-block": Recipe("fp8", block=32),
     "int8": Recipe("int8"),
@@ -125,6 +125,7 @@ def test_a_group_size_that_divides_is_found_and_recorded(tmp_path: Path) -> None
         (Recipe("int8", block=64), "--block is for fp8"),
         (Recipe("fp8", layout="compressed-tensors"), "has only one"),
         (Recipe("awq", act_order=True), "--act-order is for gptq"),
+        (Recipe("gptq", act_order=True, layout="compressed-tensors"), "no groups in another order"),
     ],
 )
 def test_what_cannot_be_made_is_refused_and_nothing_is_left_behind(
