@@ -99,12 +99,15 @@ def check_free(out: Path) -> None:
         raise InvalidOptionError(f"{out} exists already: give a folder that does not, or an empty one")
 
 
-def as_stored(tensor: Tensor) -> Tensor:
-    """A plain weight in the type that the folder keeps it in: its own, or half of float32."""
-    if tensor.dtype != torch.float32:
-        return tensor
-    fits = float(tensor.abs().max()) <= LARGEST_HALF
-    return tensor.half() if fits else tensor.bfloat16()
+def plain_dtype(embedding: Tensor) -> torch.dtype:
+    """The one type of a folder's plain weights: the source's own, or half of float32."""
+    return torch.float16 if embedding.dtype == torch.float32 else embedding.dtype
+
+
+def as_stored(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A plain weight in that type; in its own, where it does not fit."""
+    too_large = dtype == torch.float16 and float(tensor.abs().max()) > LARGEST_HALF
+    return tensor if too_large else tensor.to(dtype)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

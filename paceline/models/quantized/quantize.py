@@ -24,7 +24,7 @@ from paceline.models.gguf_file import GgufFile
 from paceline.models.layout import EMBEDDING, FINAL_NORM, HEAD, expected_shapes, layer_prefix
 from paceline.models.loading import folder_scheme, gguf_path, load_config, read_weights
 from paceline.models.memory import available_bytes
-from paceline.models.quantized.folder_writer import SHARD_BYTES, FolderWriter, as_stored
+from paceline.models.quantized.folder_writer import SHARD_BYTES, FolderWriter, as_stored, plain_dtype
 from paceline.models.quantized.fp8 import Float8Linear
 from paceline.models.quantized.layer_methods import QuantizedLayer, quantized_layer
 from paceline.models.quantized.layer_pass import LayerPass
@@ -93,12 +93,8 @@ class _Run:
         self.weights: Weights = read_weights(path, config)
         file = gguf_path(path)
         self.is_quantized = GgufFile(file).is_quantized if file else folder_scheme(path) is not None
+        self.dtype = plain_dtype(self._plain(EMBEDDING))
         self.generator = torch.Generator().manual_seed(recipe.seed)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the weights that stay plain."""
-        return as_stored(self._plain(EMBEDDING)).dtype
 
     @torch.no_grad()
     def run(self, told: Callable[[int, int, float], None]) -> Report:
@@ -144,7 +140,7 @@ class _Run:
     def _write(self, name: str, tensor: Tensor) -> Tensor:
         """Returns what is meant by the stored tensor, float32."""
         is_norm = "norm" in name
-        stored = as_stored(stored_norm(self.config, tensor.float()) if is_norm else tensor)
+        stored = as_stored(stored_norm(self.config, tensor) if is_norm else tensor, self.dtype)
         self.writer.add(name, stored)
         offset = stored_norm(self.config, torch.zeros(1)) if is_norm else torch.zeros(1)
         return stored.float() - offset

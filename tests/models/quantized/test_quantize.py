@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from paceline.core.agreement import Agreement, Passage
 from paceline.core.packing import RequestRows, pack
@@ -80,8 +81,9 @@ def test_every_family_keeps_its_own_storage(variant: str, method: str, tmp_path:
 def test_bfloat16_weights_stay_bfloat16(tmp_path: Path) -> None:
     make(tmp_path, Recipe("int8"), dtype=torch.bfloat16)
     assert json.loads((tmp_path / "made" / "config.json").read_text())["dtype"] == "bfloat16"
-    weights = folder_writer.read_json(tmp_path / "made" / "config.json")
-    assert weights["quantization_config"]["format"] == "int-quantized"
+    tensors = load_file(tmp_path / "made" / "model.safetensors")
+    plain = {tensor.dtype for name, tensor in tensors.items() if "norm" in name or "embed" in name}
+    assert plain == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("form", ["awq", "gptq"])
