@@ -2,17 +2,15 @@
 
 import argparse
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import options
+from paceline.cli.format_shelf import FormatShelf
 from paceline.cli.lab import format_table, markdown_table
 
 if TYPE_CHECKING:
-    from paceline.bench.run.backend import Backend
     from paceline.bench.run.format_grid import Format, FormatPlan
-    from paceline.bench.run.grid import Setting
     from paceline.llm import LLM
 
 
@@ -56,7 +54,7 @@ def _quantization(args: argparse.Namespace) -> int:
     from paceline.bench.analyse.formats_page import explanation, formats_page, save_charts
 
     formats = _formats(args)
-    shelf = _Shelf(args, formats)
+    shelf = FormatShelf(args, formats, keep_all=not args.one_at_a_time)
     plan = _plan(args, formats, shelf)
     qualities = _qualities(args, formats, shelf)
     records = _measure(args, plan, shelf)
@@ -104,42 +102,7 @@ def _formats(args: argparse.Namespace) -> "list[Format]":
     return formats
 
 
-class _Shelf:
-    """The formats' weights: all of them in memory, or the last one only."""
-
-    def __init__(self, args: argparse.Namespace, formats: "list[Format]") -> None:
-        self._args, self._formats = args, {form.name: form for form in formats}
-        self._loaded: dict[str, Any] = {}
-
-    def backend(self, setting: "Setting") -> "Backend":
-        from paceline.bench.run.engine_backend import EngineBackend
-        from paceline.llm import AsyncLLM
-
-        assert setting.form is not None
-        llm = AsyncLLM(self._model(setting.form), setting.config, **self._options(setting.form))
-        self._keep(setting.form, llm.engine.model)
-        return EngineBackend(llm, setting.config, self._formats[setting.form].model)
-
-    def llm(self, name: str, config: Mapping[str, Any] | None = None) -> "LLM":
-        from paceline.llm import LLM
-
-        llm = LLM(self._model(name), dict(config or {"method": "none"}), **self._options(name))
-        self._keep(name, llm.engine.model)
-        return llm
-
-    def _model(self, name: str) -> Any:
-        return self._loaded.get(name, self._formats[name].model)
-
-    def _options(self, name: str) -> dict[str, Any]:
-        return options.model_options(self._args) | self._formats[name].options
-
-    def _keep(self, name: str, model: Any) -> None:
-        if self._args.one_at_a_time:
-            self._loaded.clear()
-        self._loaded[name] = model
-
-
-def _plan(args: argparse.Namespace, formats: "list[Format]", shelf: _Shelf) -> "FormatPlan":
+def _plan(args: argparse.Namespace, formats: "list[Format]", shelf: FormatShelf) -> "FormatPlan":
     from paceline.bench.run.backend import Sampling
     from paceline.bench.run.format_grid import NO_DRAFTER, FormatPlan
 
@@ -159,7 +122,7 @@ def _plan(args: argparse.Namespace, formats: "list[Format]", shelf: _Shelf) -> "
     return plan
 
 
-def _fits(shelf: _Shelf, form: str, drafter: str) -> bool:
+def _fits(shelf: FormatShelf, form: str, drafter: str) -> bool:
     """Whether the drafter works on this format; a trained one may not exist for it."""
     from paceline.bench.run.grid import parse_setting
     from paceline.cli.bench import say
@@ -175,7 +138,7 @@ def _fits(shelf: _Shelf, form: str, drafter: str) -> bool:
     return True
 
 
-def _qualities(args: argparse.Namespace, formats: "list[Format]", shelf: _Shelf) -> dict[str, dict[str, Any]]:
+def _qualities(args: argparse.Namespace, formats: "list[Format]", shelf: FormatShelf) -> dict[str, dict[str, Any]]:
     """By format; the reference too, whose figures show what its own kernels round."""
     from paceline.bench.run.passages import HELD_OUT, passages
     from paceline.bench.run.quality import agreement, check_same_tokens, exact_matches, load_tasks
@@ -206,7 +169,7 @@ def _weight_bytes(llm: "LLM") -> int:
     return weight_bytes(model.path, model.config, model.decoder.dtype, None)
 
 
-def _measure(args: argparse.Namespace, plan: "FormatPlan", shelf: _Shelf) -> list[dict[str, Any]]:
+def _measure(args: argparse.Namespace, plan: "FormatPlan", shelf: FormatShelf) -> list[dict[str, Any]]:
     from paceline.bench.run.results import RecordFile
     from paceline.bench.run.sweep import run_sweep
     from paceline.cli.bench import run_options, say

@@ -59,7 +59,21 @@ def test_formats_are_compared_on_one_page(text: str, capsys: pytest.CaptureFixtu
     prompts = [json.dumps({"prompt": f"the cat sat on {i} the cat sat on", "chat": False}) for i in range(4)]
     Path("prompts.jsonl").write_text("\n".join(prompts))
     capsys.readouterr()
-    small = ["--users", "1", "2", "--rounds", "2", "--requests", "2", "--max-tokens", "6", "--warm-up", "0"]
+    small = [
+        "--users",
+        "1",
+        "2",
+        "--rounds",
+        "2",
+        "--requests",
+        "2",
+        "--max-tokens",
+        "6",
+        "--warm-up",
+        "0",
+        "--num-threads",
+        "1",
+    ]
     files = ["--workload", "prompts.jsonl", "--held-out", text, "--markdown", "table.md", "--plots", "plots"]
     command = [
         "bench",
