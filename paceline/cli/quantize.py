@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bits", type=int, default=4, choices=[4, 8], help="gptq (default: %(default)s)")
     parser.add_argument("--group-size", type=int, metavar="N", help="awq, gptq (default: 128, 64 or 32: what divides)")
     parser.add_argument("--zero-points", action="store_true", help="gptq: ranges that need not lie around 0")
-    parser.add_argument("--act-order", action="store_true", help="gptq: the most active inputs first")
-    parser.add_argument("--damping", type=float, default=0.01, help="gptq (default: %(default)s)")
+    parser.add_argument("--act-order", action="store_true", help="gptq: groups of inputs that are equally active")
+    parser.add_argument("--damping", type=float, default=0.05, help="gptq (default: %(default)s)")
     parser.add_argument("--block", type=int, metavar="N", help="fp8: a scale per N x N weights (default: per output)")
     parser.add_argument(
         "--layout",
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = parser.add_argument_group("text")
     text.add_argument("--calibration", metavar="FILE", help="prompts (JSON) or plain text (default: prompts of ours)")
     text.add_argument(
-        "--samples", type=int, default=32, help="passages for awq and gptq to learn from (default: %(default)s)"
+        "--samples", type=int, default=64, help="passages for awq and gptq to learn from (default: %(default)s)"
     )
     text.add_argument("--held-out", metavar="FILE", help="likewise, to judge by (default: other prompts of ours)")
     text.add_argument("--held-out-samples", type=int, default=12, help="(default: %(default)s)")
@@ -86,7 +86,7 @@ def _passages(args: argparse.Namespace) -> "tuple[list[Passage], list[Passage]]"
     """To calibrate on, and held out; with the model's own answers, as it gives them now."""
     import torch
 
-    from paceline.bench.run.passages import CALIBRATION, HELD_OUT, passages
+    from paceline.bench.run.passages import CALIBRATION, HELD_OUT, SAMPLED, passages
     from paceline.llm import LLM
 
     if args.num_threads is not None:
@@ -96,7 +96,7 @@ def _passages(args: argparse.Namespace) -> "tuple[list[Passage], list[Passage]]"
     held_out = passages(llm, args.held_out or HELD_OUT, args.held_out_samples, args.seed)
     if args.method in ("fp8", "int8") and args.calibration is None:
         return [], held_out  # they only round
-    return passages(llm, args.calibration or CALIBRATION, args.samples, args.seed), held_out
+    return passages(llm, args.calibration or CALIBRATION, args.samples, args.seed, SAMPLED), held_out
 
 
 def _told(layer: int, total: int, error: float) -> None:

@@ -27,8 +27,8 @@ class Recipe:
     bits: int = 4  # gptq: 4 or 8
     group_size: int | None = None  # awq, gptq; None: the first of `GROUP_SIZES` that divides every matrix
     symmetric: bool = True  # gptq; awq always has zero points
-    act_order: bool = False  # gptq
-    damping: float = 0.01  # gptq
+    act_order: bool = False  # gptq: groups in the order of the rounding
+    damping: float = 0.05  # gptq
     block: int | None = None  # fp8: a scale for each square of so many outputs and inputs; None: for each output
     layout: str = "own"
     seed: int = 0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.bench.run.passages import CALIBRATION, HELD_OUT, WINDOW, passages
+from paceline.bench.run.passages import CALIBRATION, HELD_OUT, SAMPLED, WINDOW, passages
 from paceline.bench.run.quality import agreement, check_same_tokens, exact_matches, is_right, load_tasks, logits_of
 from paceline.errors import InvalidOptionError
 from paceline.llm import LLM
@@ -30,6 +30,8 @@ def test_passages_are_prompts_with_the_models_own_answers(tmp_path: Path) -> Non
     found = passages(llm, prompt_file(tmp_path), 3, seed=1)
     assert len(found) == 3 and passages(toy(), prompt_file(tmp_path), 3, seed=1) == found
     assert passages(toy(), prompt_file(tmp_path), 3, seed=2) != found
+    sampled = passages(toy(), prompt_file(tmp_path), 3, seed=1, answers=SAMPLED)
+    assert sampled != found and sampled == passages(toy(), prompt_file(tmp_path), 3, seed=1, answers=SAMPLED)
     for passage in found:
         assert 0 < passage.num_prompt_tokens < len(passage.token_ids)
 
