@@ -5,6 +5,8 @@ paceline bench sweep  --setting plain auto ngram:4 suffix:8 --workload chat code
 paceline bench sweep  --setting plain=http://localhost:8000 ngram=http://localhost:8001 --out vllm.jsonl
 paceline bench report runs.jsonl --out report.html --config-out config.json [--users 8]
 paceline bench pair   TARGET DRAFT --out pair.html
+paceline bench quantization MODEL@float32 MODEL FOLDER... --out quantization.html
+paceline bench contributions
 paceline bench never-slower | adapt | predict | overhead | curve | record | replay
 """
 
@@ -13,7 +15,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli import bench_claims, bench_pair, bench_report, options
+from paceline.cli import bench_claims, bench_contributions, bench_pair, bench_quantization, bench_report, options
 from paceline.cli.lab import format_table
 
 if TYPE_CHECKING:
@@ -44,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sweep.set_defaults(bench_run=_sweep)
     bench_report.add_verb(verbs)
     bench_pair.add_verb(verbs)
+    bench_quantization.add_verb(verbs)
+    bench_contributions.add_verb(verbs)
     bench_claims.add_verbs(verbs)
     for verb in verbs.choices.values():
         verb.add_argument("--json", action="store_true", help="JSON instead of a table")

@@ -82,7 +82,22 @@ def _plan(args: argparse.Namespace) -> "PairPlan":
     )
     for grid in plan.grids():
         grid.check()
+    _check_vocabularies(args.target, args.draft)
     return plan
+
+
+def _check_vocabularies(target: str, draft: str) -> None:
+    """Trees and sampled drafts need one vocabulary: better said now than after the chains were measured."""
+    from paceline.errors import InvalidOptionError
+    from paceline.models.loading import load_tokenizer
+    from paceline.models.resolve import resolve_model
+
+    first, second = (load_tokenizer(resolve_model(name)).vocabulary() for name in (target, draft))
+    if first != second:
+        raise InvalidOptionError(
+            f"{target} has {len(first)} tokens and {draft} has {len(second)}, not all the same: the lab of a pair "
+            "needs two models with one vocabulary"
+        )
 
 
 def _measure(args: argparse.Namespace, plan: "PairPlan") -> list[dict[str, Any]]:

@@ -25,6 +25,7 @@ VERBS = {
     "tune": "search settings that need measuring, such as the layers that self-speculation skips",
     "train": "train a drafter for a model: eagle3, eagle, medusa, dflash, draft or a pool",
     "export": "write an EAGLE-3 drafter as a folder that vLLM loads",
+    "quantize": "write a model as a quantized folder: awq, gptq, fp8 or int8, with a report on what it lost",
     "models": "the models that are known by name, and which are on this disk",
     "doctor": "what this machine has, which kernels run, and what a pass of 1 to 64 rows costs",
 }

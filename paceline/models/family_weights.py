@@ -58,6 +58,16 @@ def family_weights(stored: Weights, config: ModelConfig, *, is_gguf: bool) -> We
     return stored
 
 
+def stored_linear(config: ModelConfig, name: str) -> str:
+    """The name of the matrix in which a folder keeps this one of a layer's, alone or among others in their order."""
+    return next((fused.stored for fused in _fused_parts(config) if name in dict(fused.parts)), name)
+
+
+def stored_norm(config: ModelConfig, weight: Tensor) -> Tensor:
+    """A norm's weight as a Hugging Face folder has it."""
+    return weight - 1.0 if config.family == "gemma3" else weight
+
+
 def _cut(name: str, num_rows: int, config: ModelConfig) -> dict[str, Place]:
     """Our names for the parts of a stored tensor. One of a wrong size keeps its name, and is then refused as extra."""
     for fused in _fused_parts(config):

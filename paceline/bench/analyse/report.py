@@ -36,7 +36,16 @@ def report_html(
         _advice(recommend(analysis, users)),
         _warnings(analysis),
         f"<h2>Pictures</h2>{_pictures(analysis)}",
-        f"<h2>All cells</h2><div class='all'>{html_table(table(analysis))}</div>",
+    ]
+    return page_html(title, parts, records)
+
+
+def page_html(title: str, parts: Sequence[str], records: Sequence[Record]) -> str:
+    """A page of these parts; every cell and where it comes from stand at its end."""
+    rows = table(analyse(records))
+    parts = [
+        *parts,
+        f"<h2>All cells</h2><div class='all'>{html_table(rows)}</div>",
         f"<h2>Where this comes from</h2><pre>{escape(json.dumps(_provenance(records), indent=1))}</pre>",
     ]
     head = f"<meta charset='utf-8'><title>{escape(title)}</title><style>{STYLE}</style>"

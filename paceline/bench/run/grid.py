@@ -36,6 +36,7 @@ class Setting:
     name: str
     config: dict[str, Any] | None = None  # speculative_config, for our engine
     url: str | None = None  # or a server that has its own
+    form: str | None = None  # the weights it runs on, where a grid has several
 
     @property
     def method(self) -> str:
@@ -57,7 +58,8 @@ class Cell:
     repeat: int
 
     def describe(self) -> dict[str, Any]:
-        return {
+        form = {} if self.setting.form is None else {"format": self.setting.form}
+        return form | {
             "setting": self.setting.name,
             "speculative_config": self.setting.config,
             "url": self.setting.url,

@@ -1,8 +1,9 @@
 """AWQ, the GEMM layout: inputs down, outputs across, eight 4-bit outputs in an int32 in an order of their own."""
 
 import torch
+from torch import Tensor
 
-from paceline.models.quantized.bits import unpacked
+from paceline.models.quantized.bits import packed, unpacked
 from paceline.models.quantized.linear import QuantizedLinear
 from paceline.models.quantized.parts import Parts
 from paceline.models.quantized.scheme import Scheme
@@ -29,3 +30,13 @@ def unpack(parts: Parts, scheme: Scheme) -> QuantizedLinear:
 def shape(parts: Parts, scheme: Scheme) -> tuple[int, int]:
     inputs, packed = parts.take("qweight").shape
     return packed * 8, inputs
+
+
+def pack(linear: QuantizedLinear) -> dict[str, Tensor]:
+    """As `unpack` reads it."""
+    across = torch.arange(linear.shape[0]).view(-1, 8)[:, list(OUTPUT_OF_FIELD)].flatten()
+    return {
+        "qweight": packed(linear.values.T[:, across], 4, dim=1),
+        "qzeros": packed(linear.zeros.T[:, across], 4, dim=1),
+        "scales": linear.scales.half().T.contiguous(),
+    }

@@ -6,7 +6,7 @@ Integers are signed with a zero in the middle; packed, they are stored plus half
 import torch
 from torch import Tensor
 
-from paceline.models.quantized.bits import unpacked
+from paceline.models.quantized.bits import packed, unpacked
 from paceline.models.quantized.linear import QuantizedLinear
 from paceline.models.quantized.parts import Parts
 from paceline.models.quantized.scheme import Scheme
@@ -76,3 +76,20 @@ def _row_scales(parts: Parts, scales: Tensor, outputs: int, groups: int) -> Tens
         return scales.reshape(outputs, 1)
     parts.check_shape("weight_scale", (outputs, groups))
     return scales
+
+
+def pack_packed(linear: QuantizedLinear, *, symmetric: bool) -> dict[str, Tensor]:
+    """As `unpack_packed` reads it."""
+    tensors = {
+        "weight_packed": packed(linear.values, linear.bits, dim=1),
+        "weight_scale": linear.scales.half().contiguous(),
+        "weight_shape": torch.tensor(linear.shape),
+    }
+    if not symmetric:
+        tensors["weight_zero_point"] = packed(linear.zeros, linear.bits, dim=0)
+    return tensors
+
+
+def pack_int8(linear: QuantizedLinear) -> dict[str, Tensor]:
+    """As `unpack_int8` reads symmetric weights."""
+    return {"weight": (linear.values ^ 128).view(torch.int8), "weight_scale": linear.scales.half().contiguous()}

@@ -4,8 +4,9 @@ With act-order (`desc_act`) `g_idx` names the group of each input, in any order.
 """
 
 import torch
+from torch import Tensor
 
-from paceline.models.quantized.bits import unpacked
+from paceline.models.quantized.bits import packed, unpacked
 from paceline.models.quantized.linear import QuantizedLinear
 from paceline.models.quantized.parts import Parts
 from paceline.models.quantized.scheme import Scheme
@@ -47,3 +48,15 @@ def _group_order(parts: Parts, inputs: int, groups: int) -> torch.Tensor | None:
         parts.fail("g_idx", f"names groups {int(given.min())} to {int(given.max())}, but there are {groups}")
     in_runs = torch.arange(inputs) // (inputs // groups)
     return None if torch.equal(given.long(), in_runs) else given.long()
+
+
+def pack(linear: QuantizedLinear) -> dict[str, Tensor]:
+    """As `unpack` reads the layout `gptq`: zeros must be 1 or more."""
+    inputs = linear.shape[1]
+    groups = torch.arange(inputs) // linear.group_size if linear.groups is None else linear.groups
+    return {
+        "qweight": packed(linear.values.T, linear.bits, dim=0),
+        "qzeros": packed(linear.zeros.T - 1, linear.bits, dim=1),
+        "scales": linear.scales.half().T.contiguous(),
+        "g_idx": groups.int(),
+    }

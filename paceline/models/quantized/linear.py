@@ -7,6 +7,7 @@ is several blocks with the same scale. That is exact where groups are runs of a 
 f16. Everything else is quantized again, to int8 with a scale per 32 weights, which is finer than what it came from.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,22 @@ class QuantizedLinear:
     @property
     def group_size(self) -> int:
         return self.values.shape[1] // self.scales.shape[1]
+
+    def split(self, outputs: Sequence[int]) -> "list[QuantizedLinear]":
+        """Cut into so many outputs each."""
+        values, scales, zeros = (torch.split(x, list(outputs)) for x in (self.values, self.scales, self.zeros))
+        return [
+            QuantizedLinear(*part, bits=self.bits, groups=self.groups)
+            for part in zip(values, scales, zeros, strict=True)
+        ]
+
+    @staticmethod
+    def joined(parts: "Sequence[QuantizedLinear]") -> "QuantizedLinear":
+        """The outputs of all, one after the other. They must have the same groups."""
+        values, scales, zeros = (
+            torch.cat(x) for x in zip(*((p.values, p.scales, p.zeros) for p in parts), strict=True)
+        )
+        return QuantizedLinear(values, scales, zeros, parts[0].bits, parts[0].groups)
 
     def dequantized(self) -> Tensor:
         """[out, in] float32"""

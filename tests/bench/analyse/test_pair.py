@@ -126,3 +126,21 @@ def test_bad_arguments_are_refused_before_anything_is_measured(
     assert main(["bench", "pair", "large", "small", *arguments]) != 0
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pair_whose_vocabularies_differ_is_refused_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import tokenizers
+
+    from tests.models.quantized.quantized_folder import write_plain_folder
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("large", "small"):
+        write_plain_folder(tmp_path / name)
+    tokenizer = tokenizers.Tokenizer.from_file("small/tokenizer.json")
+    tokenizer.add_tokens(["<other>"])
+    tokenizer.save("small/tokenizer.json")
+    assert main(["bench", "pair", "large", "small"]) == 2
+    assert "not all the same: the lab of a pair needs two models with one vocabulary" in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["large", "small"]

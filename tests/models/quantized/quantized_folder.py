@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.core.model_config import ModelConfig
 from paceline.models.config import config_from_dict
+from paceline.models.family_weights import stored_linear, stored_norm
 from tests.models.quantized.quantizers import FORMATS
 from tests.models.small_gguf import trained
 from tests.models.small_models import hf_config_dict, random_weights
@@ -33,8 +34,6 @@ def is_linear(name: str) -> bool:
 
 def write_folder(folder: Path, form: str, change: Change | None = None, variant: str = "qwen3") -> dict[str, Tensor]:
     """Write the model in a format of `FORMATS`; returns what its weights mean. `change` spoils tensors or config."""
-    from tokenizers import pre_tokenizers
-
     quantization, quantize, _ = FORMATS[form]
     given = hf_config_dict(variant, **SHAPE)
     if variant == "qwen3":
@@ -52,10 +51,37 @@ def write_folder(folder: Path, form: str, change: Change | None = None, variant:
     content = given | {"quantization_config": json.loads(json.dumps(quantization))}
     if change is not None:
         change(tensors, content)
+    _write(folder, tensors, content)
+    return meant
+
+
+def write_plain_folder(
+    folder: Path, variant: str = "qwen3", dtype: torch.dtype = torch.float32, **overrides: Any
+) -> ModelConfig:
+    """The same model with plain weights, as a folder of its family stores them."""
+    given = hf_config_dict(variant, **SHAPE | overrides)
+    config = config_from_dict(given)
+    stored: dict[str, Tensor] = {}
+    fused: dict[str, list[Tensor]] = {}
+    for name, weight in random_weights(config).items():
+        if is_linear(name):
+            pieces = name.split(".")  # model, layers, 0, self_attn, q_proj, weight
+            place = stored_linear(config, ".".join(pieces[3:5]))
+            fused.setdefault(".".join([*pieces[:3], place, "weight"]), []).append(weight)
+        else:
+            stored[name] = stored_norm(config, weight) if "norm" in name else weight
+    stored |= {name: torch.cat(parts) for name, parts in fused.items()}
+    folder.mkdir(exist_ok=True)
+    _write(folder, {name: tensor.to(dtype) for name, tensor in stored.items()}, given)
+    return config
+
+
+def _write(folder: Path, tensors: dict[str, Tensor], content: dict[str, Any]) -> None:
+    from tokenizers import pre_tokenizers
+
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(content))
     trained(pre_tokenizers.Split(" ", "merged_with_next")).save(str(folder / "tokenizer.json"))
-    return meant
 
 
 def plain_config(variant: str = "qwen3") -> ModelConfig:

@@ -1,7 +1,7 @@
 """A draft model with other tokens: drafts cross over as text, exactly, or the pair is refused."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -131,6 +131,15 @@ def test_a_tokenizer_that_loses_something_is_refused(tokenizer: Any) -> None:
 def test_what_text_cannot_carry_is_refused(extra: dict[str, Any]) -> None:
     with pytest.raises(InvalidOptionError, match="greedy chains as text"):
         toy_core({"method": "draft_model", "model": Loaded(Stretched(), PairTokenizer()), **extra})
+
+
+class Narrow(ToyDecoder):
+    config = replace(ToyDecoder.config, vocab_size=VOCAB - 1)
+
+
+def test_a_draft_model_with_fewer_rows_than_its_tokenizer_has_tokens_is_refused() -> None:
+    with pytest.raises(InvalidOptionError, match=f"has {VOCAB - 1} rows for a tokenizer of {VOCAB} tokens"):
+        toy_core({"method": "draft_model", "model": Loaded(Narrow(), ToyTokenizer())})
 
 
 def test_real_probes_need_a_real_tokenizer(smollm2: Any) -> None:
