@@ -9,10 +9,8 @@ Where a prefix comes from the cache, so do the drafter's keys. The last pair of 
 that came next in the request that computed it: for another request this one key belongs to another continuation.
 """
 
-import logging
 import math
-import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,12 +42,10 @@ from paceline.spec.feature.feature_drafter import (
     token_tensor,
 )
 from paceline.spec.feature.feature_queue import FeatureQueue, FeatureRows, StepRows, take_rows
+from paceline.spec.feature.followed_rounds import FollowedRounds
 from paceline.spec.feature.level_rows import Levels
 from paceline.spec.feature.native_drafts import NativeDrafts
-from paceline.spec.feature.round_sizes import OPTIONS, RoundSizes
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
-
-logger = logging.getLogger("paceline")
 
 
 class Eagle3Proposer(Proposer):
@@ -93,117 +89,62 @@ class Eagle3Proposer(Proposer):
         self._captured = device_drafts(
             network, self._target, self._layers, self._scores, services, largest, draft_width
         )
-        self._rounds: EagleRounds | None = None
-        if self._captured is not None and isinstance(self._target, PaddedDecoder):
-            layers = network.config.hidden_layers
-            self._rounds = EagleRounds(self._captured, self._target, layers, self._wanted)
-        self._largest, self._sizes_by_price = largest, size_by_price
-        self._num_requests = 1  # that ran or waited after the newest pass
-        self._in_rounds: dict[str, int] = {}  # request id -> position of the first pair that is not noted yet
-        self._noted_s: float | None = None  # when the last pass was noted, if the one before was of the same kind
         self._latest: StepRows | None = None  # of the newest pass, where drafts are captured
         self._queue = FeatureQueue(network.config.hidden_layers, services)
         self._rows = FeatureBlockRows(self.kind, network, self._layers.kv_cache, self._queue, services, self._flush)
         self._newest: dict[str, tuple[int, Tensor]] = {}  # request id -> position and fused feature of its newest pair
+        self._rounds: FollowedRounds | None = None
+        if self._captured is not None and isinstance(self._target, PaddedDecoder):
+            self._rounds = FollowedRounds(
+                self._captured,
+                self._target,
+                network.config.hidden_layers,
+                self._wanted,
+                self._queue,
+                largest,
+                size_by_price=size_by_price,
+            )
         self._needs = Needs(hidden_layers=network.config.hidden_layers, draft_probs=draft_sampling == "sampled")
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]
         """Nothing while drafts do not pay: then a pass is one of plain decoding in every respect."""
-        return Needs() if self._is_resting else self._needs
+        return Needs() if self.skips_next_step() else self._needs
 
     def rounds(self) -> EagleRounds | None:
-        return self._rounds
+        return None if self._rounds is None else self._rounds.rounds
 
     def prepare(self) -> None:
-        if self._rounds is None:
-            return
-        begin_s = time.perf_counter()
-        if self._sizes_by_price:
-            self._rounds.prepare_by_price([option for option in OPTIONS if option.nodes <= self._largest.num_nodes])
-        else:
-            self._rounds.prepare([self._largest])
-        logger.info("rounds of drafts and passes are ready, after %.1f s", time.perf_counter() - begin_s)
+        if self._rounds is not None:
+            self._rounds.prepare()
 
     def skips_next_step(self) -> bool:
-        return self._is_resting
+        return self._rounds is not None and self._rounds.is_resting
 
     def skip_step(self) -> None:
-        if self._sizes is not None:
-            self._sizes.rest()
+        if self._rounds is not None:
+            self._rounds.rest()
 
     def report(self) -> dict[str, Any]:
-        sizes = self._sizes
-        if sizes is None:
-            return {}
-        chosen, count = sizes.choose(self._num_requests), self._num_requests
-        return {
-            "num_requests": count,
-            "nodes": 0 if chosen is None else chosen.nodes,
-            "level": sizes.level,
-            "expected_tokens_per_s": sizes.speeds(count),
-        }
-
-    @property
-    def _sizes(self) -> RoundSizes | None:
-        return None if self._rounds is None else self._rounds.sizes
-
-    @property
-    def _is_resting(self) -> bool:
-        sizes = self._sizes
-        return sizes is not None and sizes.choose(self._num_requests) is None
-
-    def _since_last_pass(self) -> float | None:
-        now, before = time.perf_counter(), self._noted_s
-        self._noted_s = now
-        return None if before is None else now - before
+        return {} if self._rounds is None else self._rounds.report()
 
     def observe(self, step: StepContext) -> None:
-        self._num_requests = max(1, step.load)
+        if self._rounds is not None:
+            self._rounds.observe(step)
         if step.drafted is not None:
-            self._follow_round(step, step.drafted)
-        else:
-            self._settle_rounds(step)
-            self._follow(step)
-        for request in step.gone:
-            self._newest.pop(request.request_id, None)
-            self._in_rounds.pop(request.request_id, None)
-            if self._captured is not None:
-                self._captured.forget(request.request_id)
-
-    def _follow(self, step: StepContext) -> None:
-        if self._captured is not None:
+            self._latest = None
+        elif self._captured is not None:
             self._latest = self._queue.follow_lazily(step, self._flush)
             if self._latest is None:
                 self._newest.clear()
         elif not self._queue.follow(step, self._flush):
             self._newest.clear()
-
-    def _follow_round(self, step: StepContext, drafted: Collection[str]) -> None:
-        """The device takes in by itself what requests in rounds bring. It is noted when they leave them."""
-        self._latest = None
-        for seen in step.passes:
-            request = seen.request
-            first = self._in_rounds.setdefault(request.request_id, seen.start)
-            if request.finished:
-                taken_in = 1 + len(seen.accepted) if request.request_id in drafted else 0
-                self._queue.note(seen, first, min(seen.start + taken_in, request.num_tokens - 1), step)
-        seconds, sizes = self._since_last_pass(), self._sizes
-        option = None if sizes is None else sizes.choose(len(step.passes))
-        if sizes is not None and option is not None:
-            num_tokens = sum(len(seen.new_token_ids) for seen in step.passes)
-            sizes.learn(option, len(step.passes), num_tokens, seconds)
-
-    def _settle_rounds(self, step: StepContext) -> None:
-        """After the last round: what this pass brought was not taken in yet, all that came before it was."""
-        self._noted_s = None
-        if not self._in_rounds:
-            return
-        for seen in step.passes:
-            first = self._in_rounds.pop(seen.request.request_id, None)
-            if first is not None and self._captured is not None:
-                self._queue.note(seen, first, seen.start, step)
-                self._captured.follow(seen.request, first, seen.start)
+        for request in step.gone:
+            self._newest.pop(request.request_id, None)
+            if self._captured is not None:
+                self._captured.forget(request.request_id)
+            if self._rounds is not None:
+                self._rounds.forget(request.request_id)
 
     def block_rows(self) -> list[FeatureBlockRows]:
         return [self._rows]
@@ -216,7 +157,8 @@ class Eagle3Proposer(Proposer):
         """As `propose`, without waiting for the device where whole drafts are made there."""
         trees = [EMPTY_TREE] * len(step.requests)
         launched = LaunchedDrafts(trees)
-        budgets = self._within_size(budgets)
+        if self._rounds is not None:
+            budgets = self._rounds.within_size(budgets)
         asked = [i for i, budget in enumerate(budgets) if min(budget.num_nodes, budget.max_depth) > 0]
         if self._captured is not None and self._latest is not None:
             captured = [i for i in asked if self._suits_captured(step.requests[i])]
@@ -239,18 +181,6 @@ class Eagle3Proposer(Proposer):
             for i, growth in zip(group, growing, strict=True):
                 trees[i] = growth.tree()
         return launched
-
-    def _within_size(self, budgets: Sequence[Budget]) -> Sequence[Budget]:
-        """By price: the first drafts of requests that go on in rounds are as large as those of the rounds."""
-        option = None if self._sizes is None else self._sizes.choose(len(budgets))
-        if option is None:
-            return budgets
-        return [
-            budget._replace(
-                num_nodes=min(budget.num_nodes, option.nodes), max_depth=min(budget.max_depth, option.depth)
-            )
-            for budget in budgets
-        ]
 
     def _wanted(self, request: Request, budget: Budget) -> Wanted:
         return Wanted(request, budget, _width(budget, self._width), *self._floors(budget))
