@@ -1,13 +1,16 @@
 """KV kept outside of the pool: brought back exactly, bounded, and not used where it is damaged or foreign."""
 
+import random
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline import LLM, SamplingParams
+from paceline.core.request import Request
 from paceline.engine.core import EngineCore
 from paceline.errors import InvalidOptionError
 from paceline.kv.block_stores import SUBFOLDER, FolderStore, MemoryStore
@@ -224,6 +227,36 @@ def test_a_preempted_request_is_brought_back() -> None:
     )
     assert sum(request.num_preemptions for request in requests) > 0, "the pool was meant to be too small"
     assert core.offload is not None and core.offload.num_brought_back > 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_requests_in_small_pools_and_small_stores_say_what_they_say_alone(seed: int, tmp_path: Path) -> None:
+    rng = random.Random(seed)
+
+    def some(i: int) -> Request:
+        prompt = PROMPT[: rng.randint(1, 30)] + [rng.randrange(23) for _ in range(rng.randint(0, 6))]
+        options = {"temperature": rng.choice([0.0, 1.2]), "ignore_eos": True}
+        return toy_request(f"r{i}", prompt, max_tokens=rng.randint(1, 14), seed=i, **options)
+
+    requests = [some(i) for i in range(40)]
+    alone = toy_core(num_blocks=64, prefix_caching=False)
+    truth = {r.request_id: run_all(alone, [replace(r)])[0] for r in requests}
+    probe = keeping(MEMORY).blocks.target_bytes
+    core = keeping(OffloadOption(rng.randint(2, 12) * (probe + 100), tmp_path if seed else None))
+    waiting, aborted = list(requests), set()
+    while waiting or core.has_requests:
+        if waiting and rng.random() < 0.3:
+            core.add_request(waiting.pop())
+        if rng.random() < 0.03 and core.scheduler.running:
+            aborted.add(core.scheduler.running[-1].request_id)
+            core.abort(core.scheduler.running[-1].request_id)
+        core.step()
+        core.check_integrity()
+    for request in requests:
+        expected = truth[request.request_id]
+        assert request.output_token_ids == expected or request.request_id in aborted
+    assert core.offload is not None and core.offload.num_brought_back > 0 and core.offload.num_damaged == 0
+    assert core.kv.pool.num_free == core.kv.pool.num_blocks
 
 
 def test_a_request_that_waits_for_blocks_piles_up_nothing() -> None:
