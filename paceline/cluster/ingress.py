@@ -18,7 +18,7 @@ from typing import Any
 from paceline.cluster.delivery import Delivery, OutOfStepError
 from paceline.cluster.events import EventReader
 from paceline.cluster.joining import why_not
-from paceline.cluster.link import RefusedError, WorkerLink, WorkerLostError
+from paceline.cluster.link import STOPPING, RefusedError, WorkerLink, WorkerLostError
 from paceline.cluster.messages import decode_error, decode_output, encode_params
 from paceline.cluster.placer import Placed, Placer
 from paceline.cluster.policy import Policy
@@ -131,7 +131,9 @@ class Ingress:
         self.placer.router_of(link).remove(link.worker_id)
 
     def lost(self, link: WorkerLink, reason: str) -> None:
-        logger.warning("worker %s is lost: %s", link.worker_id, reason)
+        logger.log(
+            logging.INFO if reason == STOPPING else logging.WARNING, "worker %s is lost: %s", link.worker_id, reason
+        )
         self.placer.router_of(link).remove(link.worker_id)
         del self._by_id[link.worker_id]
         for request in self._open.values():

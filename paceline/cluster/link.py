@@ -17,6 +17,7 @@ from paceline.errors import PacelineError
 
 logger = logging.getLogger("paceline.cluster")
 PING_EVERY_S = 0.5
+STOPPING = "this server stops"  # why all are lost at the end
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between attempts to connect
 
 
@@ -79,7 +80,7 @@ class WorkerLink:
             except (KeyError, ValueError, TypeError) as error:
                 self._lose(f"it sent what is not understood: {error!r}")
             except asyncio.CancelledError:
-                self._lose("this server stops")
+                self._lose(STOPPING)
                 raise
             await asyncio.sleep(pause_s)
 
