@@ -20,8 +20,8 @@ CALIBRATION = "chat,code,extraction,translation,maths"
 HELD_OUT = "summary,code_edit"
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
 # To learn from: likely answers repeat themselves, and GPTQ then fits to what they say. Measured on layer 6 of the
-# default model: with 1,700 tokens of prompts alone nothing was gained on other text, with 11,000 tokens of prompts and
-# sampled answers as much as on these.
+# default model: with 1,700 tokens of prompts alone nothing was gained on other text, with 11,000 tokens of prompts
+# and sampled answers as much as on these.
 SAMPLED = SamplingParams(max_tokens=128, temperature=1.0)
 WINDOW = 256  # tokens of a plain text that stand together
 PROMPT_FILES = (".json", ".jsonl")
