@@ -1,8 +1,8 @@
 """`paceline doctor --profile`: which stages of a product, and which steps of a pass, take the time.
 
-The first table takes the quantized products apart, on one thread and from the caches: time per block, the share of what
-a bare loop of byte dot products reaches, and what leaving out a stage saves. Stages overlap, so the savings need not
-add up to the whole. The second one says how long the threads work at each step of a pass, and wait for each other.
+The first table takes the quantized products apart, on one thread and from the caches: time per block, the share of
+what a bare loop of byte dot products reaches, and what leaving out a stage saves. Stages overlap, so the savings need
+not add up to the whole. The second one says how long the threads work at each step of a pass, and wait for each other.
 """
 
 import statistics
@@ -64,7 +64,7 @@ def show(report: dict[str, Any]) -> None:
     console = Console()
     console.print("products  ns for 16 outputs x 32 inputs of one row, one thread; a stage: what leaving it out saves")
     stages = ("unpacking", "dots", "scales", "sums")
-    table = Table("weights", "rows", "ns", "of the dot product peak", *stages, box=box.SIMPLE)
+    table = Table("weights", "rows", "ns", "of peak", *stages, box=box.SIMPLE, padding=(0, 1), pad_edge=False)
     for entry in report["products"]:
         parts = entry["stages_s"] or {}
         cells = [f"{1e9 * parts[name]:.2f}" if name in parts else "-" for name in stages]
@@ -73,10 +73,9 @@ def show(report: dict[str, Any]) -> None:
     console.print(table)
     if not report["steps"]:
         return
-    console.print("steps     ms of a pass, all threads together")
-    names = list(report["steps"][0]["working_s"])
-    table = Table("rows", *names, "waiting", box=box.SIMPLE)
-    for entry in report["steps"]:
-        cells = [f"{1e3 * entry['working_s'][name]:.2f}" for name in names]
-        table.add_row(str(entry["rows"]), *cells, f"{1e3 * entry['waiting_s']:.2f}")
+    console.print("steps     ms of a pass of so many rows, all threads together")
+    table = Table("rows", *(str(entry["rows"]) for entry in report["steps"]), box=box.SIMPLE)
+    for name in report["steps"][0]["working_s"]:
+        table.add_row(name, *(f"{1e3 * entry['working_s'][name]:.2f}" for entry in report["steps"]))
+    table.add_row("waiting", *(f"{1e3 * entry['waiting_s']:.2f}" for entry in report["steps"]))
     console.print(table)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline.cli import doctor
+from paceline.cli import doctor, doctor_profile
 from paceline.cli.main import main
 from paceline.core.model_config import ModelConfig
 from paceline.models.layout import expected_shapes
@@ -62,6 +62,25 @@ def test_it_says_whether_bits_are_promised(
     monkeypatch.setattr(native, "measure_bandwidth", lambda threads: 1e9)
     assert main(["doctor", "--context", "5", "--repeats", "1"]) == 0
     assert line in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.unavailable_reason()))
+def test_a_profile_has_every_product_and_every_step(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.models.loader.load_model", lambda name, **options: toy())
+    monkeypatch.setattr(native, "measure_bandwidth", lambda threads: 1e9)
+    monkeypatch.setattr(doctor_profile, "ROWS", (1, 8))
+    arguments = ["doctor", "--profile", "--context", "5", "--repeats", "1"]
+    assert main([*arguments, "--json"]) == 0
+    profile = json.loads(capsys.readouterr().out)["profile"]
+    assert [(p["kinds"], p["rows"]) for p in profile["products"]] == [
+        (kinds, rows) for kinds in doctor_profile.KINDS.values() for rows in (1, 8)
+    ]
+    assert [entry["rows"] for entry in profile["steps"]] == [1, 8]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "unpacking" in printed and "gate_up" in printed and "waiting" in printed
 
 
 @pytest.mark.skipif(not native.available(), reason=str(native.unavailable_reason()))
