@@ -7,7 +7,6 @@ ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 WITHOUT_A_LINE = {"drafters", "serve", "bench", "serve/http/static"}
 WITHOUT_A_LINE |= {"models/drafters", "ops/native", "ops/triton"}  # in the line of their parent
-WITHOUT_A_LINE |= {"cluster", "cluster/simulate"}  # until the page has their lines
 
 
 def section(title: str) -> str:
