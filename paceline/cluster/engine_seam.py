@@ -14,6 +14,7 @@ from paceline.cluster.index import routing_key
 from paceline.core.outputs import RequestOutput, RequestOutputKind
 from paceline.core.sampling_params import SamplingParams
 from paceline.errors import InvalidRequestError
+from paceline.kv.fingerprint import Fingerprint
 from paceline.llm import AsyncLLM
 from paceline.serve.generate.over_async_llm import OverAsyncLLM
 
@@ -22,8 +23,10 @@ ROUNDS = 3
 
 
 class EngineSeam:
-    def __init__(self, llm: AsyncLLM, methods: Sequence[str], fingerprint: Any, pass_cost: Mapping[int, float]) -> None:
-        self._llm: Any = llm
+    def __init__(
+        self, llm: AsyncLLM, methods: Sequence[str], fingerprint: Fingerprint, pass_cost: Mapping[int, float]
+    ) -> None:
+        self._llm = llm
         self._served = OverAsyncLLM(llm, methods)
         self._served.watch(lambda step: None)  # it keeps the counts of drafts up to date
         self._fingerprint, self._pass_cost = fingerprint, pass_cost
@@ -36,8 +39,7 @@ class EngineSeam:
         pass_cost: Mapping[int, float] | None = None,  # seconds by rows; None: measured
     ) -> "EngineSeam":
         pass_cost = pass_cost or await _measure(llm)
-        seams: Any = llm
-        fingerprint = await seams.call_engine(lambda core: core.exchange.fingerprint)
+        fingerprint = await llm.call_engine(lambda core: core.exchange.fingerprint)
         return EngineSeam(llm, methods, fingerprint, pass_cost)
 
     def info(self) -> dict[str, Any]:
