@@ -1,5 +1,6 @@
 """From a model's name to a running engine: load, size the KV pool, wire the parts together."""
 
+import gc
 import logging
 import os
 import time
@@ -88,6 +89,8 @@ def build_engine(
     if captured is not None:
         prepare(captured, speculator.needs.hidden_layers)
         speculator.prepare()
+        gc.collect()
+        gc.freeze()  # what is there now stays: a collection that looks at all of it takes as long as a hundred passes
     grammars = Grammars(loaded.tokenizer, decoder.config.vocab_size)
     core = EngineCore(
         model=decoder,
