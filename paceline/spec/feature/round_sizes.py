@@ -25,9 +25,9 @@ class SizeOption(NamedTuple):
         return Budget(self.nodes, self.depth)
 
 
-# The gains are those of the shipped EAGLE-3 drafter, greedy, over Spec-Bench prompts: tokens per pass, which do not depend
-# on the machine (2 and 15 nodes counted in bfloat16 on a GPU, the others on a CPU). Of another drafter the level makes
-# up for the difference.
+# The gains are those of the shipped EAGLE-3 drafter, greedy, over Spec-Bench prompts: tokens per pass, which do not
+# depend on the machine (2 and 15 nodes counted in bfloat16 on a GPU, the others on a CPU). Of another drafter the level
+# makes up for the difference.
 OPTIONS = (
     SizeOption(2, 2, 0.94),
     SizeOption(4, 4, 1.25),
