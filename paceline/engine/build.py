@@ -18,8 +18,8 @@ from paceline.engine.scheduler import SchedulerConfig
 from paceline.models.loader import LoadedModel, load_model
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.static_inputs import PassRoom
-from paceline.spec.auto.default_members import CANNOT_BUILD
 from paceline.spec.config.speculative_config import SpeculativeConfig
+from paceline.spec.default_members import CANNOT_BUILD
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.speculator import Speculator
 from paceline.structured import Grammars
@@ -75,6 +75,7 @@ def build_engine(
         decoder=decoder,
         kv_cache=kv_cache,
         tokenizer=loaded.tokenizer,
+        pass_sizes=() if captured is None else captured.sizes,
         max_num_seqs=config.max_num_seqs,
     )
     speculator = make_speculator(speculative, services, may_fall_back=speculative_config is None)
@@ -123,7 +124,7 @@ def pass_room(config: ResolvedConfig, kv_cache: Tensor) -> PassRoom:
 def make_speculator(config: SpeculativeConfig | None, services: EngineParts, *, may_fall_back: bool) -> Speculator:
     """`may_fall_back`: the user did not ask for this method, so where it cannot work the target decodes plainly."""
     try:
-        return Speculator(config, services)
+        return Speculator(config, services, by_price=True)
     except CANNOT_BUILD as error:
         if not may_fall_back or config is None:
             raise

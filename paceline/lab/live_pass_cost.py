@@ -15,7 +15,7 @@ an error in that direction is found, while rows that are thought too expensive a
 import bisect
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from paceline.lab.pass_cost import PassCost
 
@@ -38,8 +38,10 @@ OUTLIER = 0.3  # one step moves the curve at most as if it were off by this shar
 class PassCostModel:
     """Plain lists, no arrays: it is asked and told once per step, about a handful of numbers."""
 
-    def __init__(self, prior: PassCost | Mapping[int, float] | None = None) -> None:
-        """`prior`: a measured curve, or rows -> seconds, any scale."""
+    def __init__(self, prior: PassCost | Mapping[int, float] | None = None, sizes: Sequence[int] = ()) -> None:
+        """`prior`: a measured curve, or rows -> seconds, any scale. `sizes`: rows that passes are padded to, up to the
+        largest; a row inside a size is free. None: every number of rows has its own cost."""
+        self._sizes = sorted(sizes)
         curve = prior if isinstance(prior, PassCost) else PassCost.of(prior or {1: 1.0, 2: 1.0 + GUESS_PER_ROW})
         self._log_shape = [math.log(curve.with_mean_slope()(knot)) for knot in KNOTS]
         self._measured = list(self._log_shape) if len(curve.rows) >= LEAST_CALIBRATION else None
@@ -64,11 +66,17 @@ class PassCostModel:
         level, requests_s = self._level, self._request_s * requests
         return [level * shape + requests_s for shape in self._dense[fewest : most + 1]]
 
+    def _padded(self, rows: int) -> int:
+        at = bisect.bisect_left(self._sizes, rows)
+        return self._sizes[at] if at < len(self._sizes) else rows
+
     def _shape(self, rows: int) -> float:
+        rows = self._padded(rows)
         return self._dense[rows] if rows <= DENSE_ROWS else self._curve(rows)
 
     def observe(self, rows: int, seconds: float, requests: int = 0) -> None:
         self.num_observed += 1
+        rows = self._padded(rows)
         expected_s = self.at(rows, requests)
         if self.num_observed == 1 and (self._measured is None or not 1 / FAR_OFF < seconds / expected_s < FAR_OFF):
             self._level *= seconds / expected_s  # the scale of a guess says nothing, nor does that of another machine
@@ -143,6 +151,24 @@ class PassCostModel:
                 break
             slope = (right - left) / (right_rows - left_rows)
             self._dense += [left + slope * i for i in range(right_rows - left_rows)]
+        if self._sizes:
+            self._dense = [self._dense[0]] + [
+                self._dense[min(self._padded(rows), len(self._dense) - 1)] for rows in range(1, len(self._dense))
+            ]
+
+    num_knots = len(KNOTS)
+
+    def state(self) -> list[float]:
+        """The shape, to be kept for another run: how many times one row's pass, as a logarithm, at each knot."""
+        return [one - self._log_shape[0] for one in self._log_shape]
+
+    def restore(self, state: Sequence[float] | None) -> None:
+        """What another run saw counts as much as the calibration, unless they have little in common."""
+        if state is None or any(abs(one - old) > MOST_BENT for one, old in zip(state, self.state(), strict=True)):
+            return
+        first = self._log_shape[0]
+        self._log_shape = [(old + first + one) / 2 for old, one in zip(self._log_shape, state, strict=True)]
+        self._draw()
 
     def table(self, rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)) -> dict[int, float]:
         """Of one request."""

@@ -95,6 +95,7 @@ class Proposer(ABC):
     """A drafting method in use: inherit from this, and write `propose` at least."""
 
     needs: Needs = Needs()  # in the next step: a property may change it from step to step
+    keeps_whole: bool = False  # its trees mean nothing in part: all of their nodes are verified, or none
     keeps_min_prob: bool = False  # it leaves out what is below `Budget.min_prob` and stops at `min_prob_to_extend`
 
     def __init__(self, services: EngineParts, largest: Budget) -> None:
@@ -103,6 +104,10 @@ class Proposer(ABC):
     @abstractmethod
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         """One tree for each of `step.requests`, in order, none larger than its budget."""
+
+    def can_draft(self, request: Request) -> bool:
+        """Could it draft for this request at all? False is for one that has nothing to draft from, ever."""
+        return True
 
     def observe(self, step: StepContext) -> None:
         """Told what the last pass brought, and which requests to forget."""

@@ -61,6 +61,12 @@ def choice(*names: str) -> Check:
     return check
 
 
+def flag(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidOptionError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
 def text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise InvalidOptionError(f"{name} must be non-empty text, got {value!r}")

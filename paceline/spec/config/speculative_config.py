@@ -23,6 +23,8 @@ from paceline.verifiers.pairing import CHAIN_RULES, check_pairing
 REJECTION_SAMPLE_METHODS = ("sample_match", "rejection", "multi_step", "block", "spechub", "typical")
 CLASSIC_RULES = ("rejection", "multi_step", "block", "spechub")  # need drafts that are fixed, or sampled with their q
 _COMMON_KEYS = ("method", "rejection_sample_method")
+# A user who gives one of these has chosen the size of the drafts, and it is kept.
+SIZE_KEYS = ("num_speculative_tokens", "node_budget", "tree_widths", "window_size", "ngram_size", "guess_set_size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class SpeculativeConfig:
     options: Mapping[str, Any] = field(default_factory=dict)  # the method's own, defaults filled in, checked
     rejection_sample_method: str = "sample_match"
     rule_options: Mapping[str, Any] = field(default_factory=dict)  # of the rule: make_verifier(rule, **rule_options)
+    sized_by_price: bool = False  # nobody chose a size: the one that pays is taken, up to the default (spec/auto)
 
     @staticmethod
     def parse(given: Union[Mapping[str, Any], str, "SpeculativeConfig", None]) -> "SpeculativeConfig | None":
@@ -58,7 +61,8 @@ class SpeculativeConfig:
         if row.cross_check is not None:
             row.cross_check(options)
         _check_rule(row, options, rule)
-        return SpeculativeConfig(method, options, rule, rule_options)
+        by_price = row.priced and rule == "sample_match" and not any(given.get(key) is not None for key in SIZE_KEYS)
+        return SpeculativeConfig(method, options, rule, rule_options, by_price)
 
     @property
     def num_speculative_tokens(self) -> int:
@@ -69,6 +73,14 @@ class SpeculativeConfig:
     def node_budget(self) -> int:
         """The most nodes of a draft; 0 for plain decoding."""
         return int(self.options.get("node_budget", 0))
+
+
+def with_default_size(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, with the method's default size as if it had been asked for: it is drafted whether it pays or not."""
+    config = SpeculativeConfig.parse(given)
+    assert config is not None
+    sizes = ("num_speculative_tokens", "node_budget") if config.sized_by_price else ()
+    return {**{key: config.options[key] for key in sizes if key in config.options}, **given}
 
 
 def method_row(method: str) -> Method:
