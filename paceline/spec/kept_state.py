@@ -12,6 +12,7 @@ import math
 import os
 import platform
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,28 @@ from paceline.spec.engine_parts import EngineParts
 logger = logging.getLogger("paceline")
 
 VARIABLE = "PACELINE_AUTO_MEMORY"
-VERSION = 1  # of the file; raise it when its numbers mean something else
+VERSION = 2  # of the file; raise it when its numbers mean something else
 MOST_BYTES = 1 << 16
+FIRST_SAVE_S, MOST_BETWEEN_S = 4.0, 60.0  # of running before the first time, then twice as long each time, up to this
+MOST_DRAFTERS = 32  # of one model, the last ones used
+
+
+class Memory:
+    """What one engine knew at its start, and tells the next."""
+
+    def __init__(self, services: EngineParts | None) -> None:
+        """None: nothing is kept."""
+        self._path = None if services is None else state_path(services)
+        self._due_s = FIRST_SAVE_S
+
+    def load(self) -> dict[str, Any]:
+        return load(self._path)
+
+    def save_when_due(self, run_s: float, state: Callable[[], dict[str, Any]]) -> None:
+        if self._path is not None and run_s >= self._due_s:
+            self._due_s += min(MOST_BETWEEN_S, self._due_s)
+            if not save(self._path, state()):
+                self._path = None
 
 
 def state_path(services: EngineParts) -> Path | None:

@@ -7,7 +7,7 @@ One step, seen from here: the target pass verified the drafts -> `observe(step)`
 `propose(step, budgets)` asks for the next trees, one per request, in order. An empty tree means "decode plainly".
 
 A proposer that would draft nothing in the next step may say so in `skips_next_step`: where all of them do, none is
-asked or told of the pass, unless a request is gone, and the step is one of plain decoding in every respect.
+asked or told of the pass, unless a request came or went, and the step is one of plain decoding in every respect.
 """
 
 # ruff: noqa: B027  (a default that does nothing is what most proposers want)

@@ -100,13 +100,14 @@ class Speculator:
 
     def observe(self, step: StepContext) -> None:
         served: dict[str, list[Request]] = defaultdict(list)
+        num_known = len(self._choices)
         for verified in step.passes:
             if verified.logits_row >= 0:
                 method = self._choice(verified.request).method
                 self._stats[method].counts.add(verified.counts)
                 served[method].append(verified.request)
-        if self._is_skipped and not step.gone:
-            return  # no proposer was asked
+        if self._is_skipped and not step.gone and len(self._choices) == num_known:
+            return  # no proposer was asked, and the requests are the same
         for name, proposer in list(self._proposers.items()):  # a request may bring a method from another thread
             if name in self._faults.off:
                 continue

@@ -16,7 +16,7 @@ PASS_S = CURVE(1)
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "auto" / "model.json"
-    monkeypatch.setattr("paceline.spec.auto.controller.state_path", lambda services: path)
+    monkeypatch.setattr("paceline.spec.kept_state.state_path", lambda services: path)
     return path
 
 
@@ -53,8 +53,8 @@ def test_what_no_longer_holds_is_soon_outweighed(monkeypatch: pytest.MonkeyPatch
         "{",
         "[]",
         '{"version": 0}',
-        '{"version": 1, "drafters": 3, "pass_cost": "x"}',
-        '{"version": 1, "drafters": {"drafter": {"acceptance": [1e400]}}}',
+        '{"version": 2, "drafters": 3, "pass_cost": "x"}',
+        '{"version": 2, "drafters": {"drafter": {"acceptance": [1e400]}}}',
         "x" * (kept_state.MOST_BYTES + 1),
     ],
     ids=lambda text: text[:20],
@@ -65,7 +65,7 @@ def test_a_damaged_file_is_the_same_as_none(monkeypatch: pytest.MonkeyPatch, kep
     world, damaged = engine(monkeypatch)
     _, fresh = engine(monkeypatch, remember=False)
     assert damaged.drafters["drafter"].state() == fresh.drafters["drafter"].state()
-    assert damaged.cost.state() == fresh.cost.state()
+    assert damaged.market.passes.state() == fresh.market.passes.state()
     world.run(damaged, 100)
 
 

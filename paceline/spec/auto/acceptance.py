@@ -1,6 +1,6 @@
 """The chance that a drafted token is accepted if its parent is: one model per drafter, learned from every outcome.
 
-    log odds = w . (1, log odds that the drafter gave, depth, rank, others agree, others disagree) + the request's own
+    log odds = w . (1, log odds that the drafter gave, depth, rank) + the request's own
 
 The drafter's own confidence is the start, at somewhat lower odds. Every guess on the path that the target took is an
 outcome, whether it was verified or not, because the tokens that the target emitted show which child was right.
@@ -18,7 +18,7 @@ from paceline.spec.merge.guess import features_of
 class Acceptance:
     def __init__(self) -> None:
         # Before anything was seen plain decoding is the best guess: a drafter is thought to claim too much.
-        self.estimate = Estimate((OVERCLAIM, 1.0, 0.0, 0.0, 0.0, 0.0), (1.0, 0.3, 0.3, 0.5, 0.7, 0.7))
+        self.estimate = Estimate((OVERCLAIM, 1.0, 0.0, 0.0), (1.0, 0.3, 0.3, 0.5))
         self._requests: dict[str, Estimate] = {}
         self.known: dict[int, float] = {}  # guess -> odds, as of the last refresh
 

@@ -33,7 +33,6 @@ def choose(
     num_requests: int,  # in the next pass, with or without a tree
     cost: PassCostModel,
     tokens_per_s: float,
-    discount: float = 1.0,  # on the rows' price, to find out whether they cost what they seem to
 ) -> Choice:
     ranked = [
         (-chance, i, node)
@@ -43,12 +42,12 @@ def choose(
     ]
     ranked.sort()  # at equal chance a parent stands before its child, because its number is smaller
     seconds = cost.between(num_requests, num_requests + len(ranked), num_requests)
-    plain_s, price = seconds[0], discount * tokens_per_s
+    plain_s = seconds[0]
     tokens = most = bought_tokens = 0.0
     best = 0
     for count, (negative, _, _) in enumerate(ranked, 1):
         tokens -= negative
-        surplus = tokens - price * (seconds[count] - plain_s)
+        surplus = tokens - tokens_per_s * (seconds[count] - plain_s)
         if surplus > most:
             best, most, bought_tokens = count, surplus, tokens
     keep: list[list[int]] = [[] for _ in chances]

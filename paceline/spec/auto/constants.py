@@ -6,11 +6,10 @@ Nothing here depends on a machine, a model or a drafter: those are measured.
 PASSAGE = 12  # steps or outcomes after which half is forgotten of what one text shows. Half: jitters; twice: lags
 LASTING = 256  # likewise of what holds for all texts: prices, acceptance, gains. Half: jitters; twice: lags
 SHARE = 0.005  # of the run's time that finding out may lose. Half: finds changes later; twice: costs as much more
-START_SHARE, START_S = 0.01, 4.0  # of the first seconds, beforehand. Half: begins to draft later; twice: loses more
+START_S = 0.04  # that may be lost at once, and at the start. Half: begins to draft later; twice: loses more
 FIRST_SPREAD = 0.5  # tokens by which an unknown gain may differ from none. Half: slow to try; twice: tries the hopeless
 OVERCLAIM = -0.5  # log odds by which a new drafter's confidence is believed less. None: loses first; twice: starts late
 TRIED = 4  # steps and requests of one trial of a drafter that is to be told of passes. Half: unsure; twice: expensive
 LEARN_EVERY = 4  # steps from one that is learned from to the next, once much is known. Half: more time; twice: lags
 UNSURE = 0.5  # of its price that a row may really cost where none was bought for long. Half: never rechecked
 FEW_NODES = 8  # asked for where the last drafts brought little. Half: misses the beginning of a copy; twice: more time
-MOST_SKIPPED = 7  # steps in a row without any decision, where nothing can pay. Half: more time; twice: notices later

@@ -26,19 +26,21 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.lab.live_pass_cost import PassCostModel
 from paceline.spec.auto.ask import Asking
 from paceline.spec.auto.choose import Choice, choose
-from paceline.spec.auto.constants import FEW_NODES, LASTING, LEARN_EVERY, MOST_SKIPPED, PASSAGE, SHARE, START_S, UNSURE
-from paceline.spec.auto.cost import Market, Price
+from paceline.spec.auto.constants import FEW_NODES, LASTING, LEARN_EVERY, PASSAGE, SHARE, UNSURE
+from paceline.spec.auto.cost import Market
 from paceline.spec.auto.drafter import Drafter
 from paceline.spec.auto.explore import Bucket
 from paceline.spec.engine_parts import EngineParts
-from paceline.spec.kept_state import load, numbers, save, state_path
+from paceline.spec.kept_state import Memory, numbers
 from paceline.spec.merge.merge import side_by_side
-from paceline.spec.merge.pool import Draft, draft_of, join
+from paceline.spec.merge.pool import PRICES, Draft, draft_of, join
 from paceline.spec.pass_calibration import calibrate
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext, union
 
 if TYPE_CHECKING:
     from paceline.spec.config.speculative_config import SpeculativeConfig
+
+NO_GAINS = [0.0] * len(PRICES)
 
 
 class AutoProposer(Proposer):
@@ -55,36 +57,23 @@ class AutoProposer(Proposer):
         self.members = build_members(services, largest, members)
         self.drafters = {name: Drafter(name, proposer) for name, proposer in self.members.proposers.items()}
         self.clock: Callable[[], float] = time.perf_counter
-        self.cost = PassCostModel(calibrate(services), services.pass_sizes)
-        self.bucket, self.price = Bucket(), Price()
+        self.bucket = Bucket()
+        self.market = Market(PassCostModel(calibrate(services), services.pass_sizes))
         self._asking = Asking(self.drafters, self.bucket)
-        self._acceptance = {name: drafter.acceptance for name, drafter in self.drafters.items()}
-        self._step = self._drafted_in = 0  # the present step, and the last one whose pass verified a node
         self._drafts: dict[str, Draft] = {}  # request id -> what was drafted for it last
-        self._handed_over_s: float | None = None  # when the last step's drafts were handed over
-        self._step_s = self._drafting_s = self._own_s = 0.0  # of the last pass; of all after it; and of all steps
-        self._beside_s = 0.0  # own time of a step in which somebody was asked, for each of them
         self._learns = True
-        # Of the steps since the price was learned: their number, tokens and rows of a request, and drafting time
-        self._since = [0.0] * 4
-        self._needs_when: dict[tuple[bool, ...], Needs] = {}  # who is told -> what they need
-        self._today: Market | None = None
+        self._drafted_in = 0  # the last step whose pass verified a node
+        self._handed_over_s: float | None = None  # when the last step was left to the engine
+        self._step_s = self._drafting_s = self._own_s = 0.0  # of the last pass; of all after it; and of all steps
         self._num_to_skip = self._num_skipped = 0
+        self._intervals: list[float] | None = []  # what the skipped steps took; None: their requests changed
         self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0}
         self._reasons: Counter[str] = Counter()  # reason -> steps
-        self._last: tuple[Choice, Market] | None = None
-        self._kept_in = state_path(services) if remember else None
-        self._save_at_s = START_S
-        self._restore(load(self._kept_in))
-
-    @property
-    def needs(self) -> Needs:  # type: ignore[override]  # read only: it follows who is told of passes
-        told = tuple([not one.watches or self._step <= one.told_until for one in self.drafters.values()])
-        needs = self._needs_when.get(told)
-        if needs is None:
-            members = zip(self.drafters.values(), told, strict=True)
-            needs = self._needs_when[told] = union([one.proposer.needs for one, is_told in members if is_told])
-        return needs
+        self._last: Choice | None = None
+        self._memory = Memory(services if remember else None)
+        self._restore(self._memory.load())
+        self._needs_when: dict[tuple[bool, ...], Needs] = {}  # who is told -> what they need
+        self._set_needs()
 
     def check_params(self, params: SamplingParams) -> None:
         self.members.check_params(params)
@@ -93,27 +82,60 @@ class AutoProposer(Proposer):
         self.clock = clock
         self.members.use_clock(clock)
 
+    def member_figures(self) -> dict[str, dict[str, Any]]:
+        return self.members.figures()
+
+    def _set_needs(self) -> None:
+        """For the next pass: of those who are told of it."""
+        told = tuple([one.is_told or not one.watches for one in self.drafters.values()])
+        needs = self._needs_when.get(told)
+        if needs is None:
+            members = zip(self.drafters.values(), told, strict=True)
+            needs = self._needs_when[told] = union([one.proposer.needs for one, is_told in members if is_told])
+        self.needs = needs
+
+    # -- steps that are skipped --------------------------------------------------------------------------------------
+
     def skips_next_step(self) -> bool:
         return self._num_skipped < self._num_to_skip
 
     def skip_step(self) -> None:
+        self._note_interval()
         self._num_skipped += 1
 
-    def member_figures(self) -> dict[str, dict[str, Any]]:
-        return self.members.figures()
+    def _note_interval(self) -> None:
+        now_s = self.clock()
+        if self._intervals is not None and self._num_skipped and self._handed_over_s is not None:
+            self._intervals.append(now_s - self._handed_over_s)
+        self._handed_over_s = now_s
+
+    def _steps_to_skip(self) -> int:
+        """Where nobody is asked or told anything: until the bucket holds what is to be tried next, and what it takes to
+        think of it, as this step did in vain."""
+        awake_s, next_loss_s = self.market.awake_s, self._asking.next_loss_s
+        self.bucket.pay(awake_s)
+        if self._step_s <= 0.0 or any(one.watches and one.is_told for one in self.drafters.values()):
+            return 0
+        lacks_s = awake_s + (next_loss_s or 0.0) - self.bucket.saved_s
+        least = PASSAGE if next_loss_s is None else 1  # before that nothing will look any different
+        return int(min(LASTING, max(least, lacks_s / (SHARE * self._step_s))))
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
     def observe(self, step: StepContext) -> None:
         begin_s = self.clock()
         self.members.faults.end_step()
-        if self._handed_over_s is not None and not self._num_skipped:  # else the pass began several steps ago
+        if self._num_skipped:  # the batch has changed
+            self._intervals = None
+            if self.bucket.saved_s > self.market.awake_s:
+                self._num_to_skip = 0
+        elif self._handed_over_s is not None:
             self._learn_cost(step, begin_s - self._handed_over_s)
             self._handed_over_s = None
         if self._drafts:
             for verified in step.passes:
                 draft = self._drafts.get(verified.request.request_id)
-                if draft is not None and (self._learns or self._acceptance[draft.members[0][0]].is_new):
+                if draft is not None and (self._learns or self.drafters[draft.members[0][0]].acceptance.is_new):
                     self._learn_outcomes(verified.request.request_id, draft, verified.new_token_ids)
             self._drafts = {}
         for request in step.gone:
@@ -121,7 +143,7 @@ class AutoProposer(Proposer):
                 drafter.forget(request.request_id)
         self._own_s += self.clock() - begin_s
         for name, drafter in self.drafters.items():
-            if self._step <= drafter.told_until if drafter.watches else drafter.verdict.num_requests:
+            if not self._num_skipped and (drafter.is_told if drafter.watches else drafter.verdict.decision != "not asked"):
                 drafter.told_s = self.members.tell(name, step)
             else:
                 drafter.told_s = self.members.forget(name, step.gone) if step.gone else 0.0
@@ -138,20 +160,12 @@ class AutoProposer(Proposer):
                 num_tokens += len(verified.new_token_ids)
         if not count or elapsed_s <= 0.0:
             return
-        self._step_s = elapsed_s
+        market, self._step_s = self.market, elapsed_s
         if num_rows > count:
-            self._drafted_in = self._step
-        since = self._since
-        since[0] += 1.0
-        since[1] += num_tokens / count
-        since[2] += num_rows / count
-        since[3] += self._drafting_s
+            self._drafted_in = market.step
         if self._learns:
-            self.cost.observe(num_rows, elapsed_s, count)
-            steps, tokens, rows, drafting_s = since
-            seconds = self.cost.at(round(rows * count / steps), count) + drafting_s / steps
-            self.price.learn(tokens / steps, seconds / self.cost.at(count, count), int(steps))
-            self._since = [0.0] * 4
+            market.learn_pass(num_rows, elapsed_s, count)
+        market.learn_rate(num_tokens / count, market.passes.at(num_rows, count) + self._drafting_s)
 
     def _learn_outcomes(self, request_id: str, draft: Draft, new_token_ids: Sequence[int]) -> None:
         outcomes: dict[str, list[tuple[int, bool]]] = {}
@@ -159,7 +173,7 @@ class AutoProposer(Proposer):
             for member, guess in zip(draft.members[node], draft.guesses[node], strict=True):
                 outcomes.setdefault(member, []).append((guess, hit))
         for member, of_member in outcomes.items():
-            self._acceptance[member].learn(request_id, of_member)
+            self.drafters[member].acceptance.learn(request_id, of_member)
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
@@ -167,9 +181,8 @@ class AutoProposer(Proposer):
         if not step.requests:
             return []
         begin_s = self.clock()
-        self._begin_step()
-        requests = step.requests
-        market = self._market(step)
+        requests, market = step.requests, self.market
+        self._begin_step(step)
         drafts: dict[int, list[Draft]] = {}  # by index of the request
         rest = [1.0] * len(requests)
         self._asking.begin(requests, market, self._learns)
@@ -181,61 +194,53 @@ class AutoProposer(Proposer):
                 part, given = step, budgets
                 if len(asked) < len(requests):
                     part, given = replace(step, requests=[requests[i] for i in asked]), [budgets[i] for i in asked]
-                drafted, spent_s = self._ask(drafter, part, given, market)
+                drafted, spent_s = self._ask(drafter, part, given)
                 draft_s += spent_s
                 for i, draft in zip(asked, drafted, strict=True):
                     if draft is not None:
                         drafts.setdefault(i, []).append(draft)
                         rest[i] *= 1.0 - draft.first_chance
         if drafts:
-            offered = self._offer(requests, budgets, drafts, market)
+            offered = self._offer(requests, budgets, drafts)
         else:
             offered = [EMPTY_TREE] * len(requests)
             self._reasons["nothing_drafted" if num_asked else "skipped"] += 1
         self._num_to_skip = 0 if num_asked else self._steps_to_skip()
+        self._set_needs()
         self._handed_over_s = self.clock()
         self._drafting_s = self._handed_over_s - begin_s
         own_s = self._drafting_s - draft_s
         self._own_s += own_s
-        if num_asked:
-            self._beside_s += (own_s / num_asked - self._beside_s) / PASSAGE
+        market.own_s += (own_s - market.own_s) / PASSAGE
         return offered
 
-    def _begin_step(self) -> None:
-        self._step += 1
-        self._totals["steps"] += 1
-        skipped = self._num_skipped
+    def _begin_step(self, step: StepContext) -> None:
+        market, skipped = self.market, self._num_skipped
+        running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
+        count = max(running, len(step.requests))
+        market.step += 1 + skipped
+        self._totals["steps"] += 1 + skipped
         if skipped:
+            self._note_interval()
             self._num_skipped = 0
-            self._step += skipped
-            self._totals["steps"] += skipped
             self._reasons["skipped"] += skipped
             self.bucket.earn(skipped * self._step_s, self._step_s)
-            self.price.learn(1.0, 1.0, skipped)
-        is_new = self._step * max(4, 1 if self._today is None else self._today.num_requests) < LASTING
-        self._learns = skipped > 0 or is_new or self._step % LEARN_EVERY == 0
+            if self._intervals and count == market.num_requests:
+                market.learn_skipped(self._intervals)
+            market.learn_rate(1.0, market.plain_s, skipped)
+            self._intervals = []
+        is_new = market.step * max(4, market.num_requests) < LASTING
+        self._learns = skipped > 0 or is_new or market.step % LEARN_EVERY == 0
         if self._learns:
-            self._save()
-
-    def _market(self, step: StepContext) -> Market:
-        running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
-        count = max(running, len(step.requests), 1)
-        last = self._today
-        if last is not None and not self._learns and last.num_requests == count:  # nothing was learned since
-            self._today = Market(self._step, *last[1:])
-            return self._today
-        plain_s = self.cost.at(count, count)
-        tokens_per_s = self.price.tokens_per_s(count, plain_s)
-        rows = max(4, count)  # one row alone may be the first of a tile
-        row_s = (self.cost.at(count + rows, count) - plain_s) / rows
-        self._today = Market(self._step, count, self.cost.at(1, 1), plain_s, tokens_per_s, tokens_per_s * row_s)
-        return self._today
+            self._memory.save_when_due(self.bucket.run_s, self._state)
+        if self._learns or count != market.num_requests:  # else nothing was learned since
+            market.quote(count)
 
     def _ask(
-        self, drafter: Drafter, step: StepContext, budgets: Sequence[Budget], market: Market
+        self, drafter: Drafter, step: StepContext, budgets: Sequence[Budget]
     ) -> tuple[list[Draft | None], float]:
         """Its drafts for all requests of the step, rated; and the time that took."""
-        requests, gains = step.requests, drafter.gain.requests
+        market, requests, gains = self.market, step.requests, drafter.gain.requests
         level = market.tokens_per_s * drafter.cost.level_s(len(requests), market.unit_s)
         bar = min(0.9, market.row_price)  # a path goes on where what follows is worth a row, and a level of drafting
         further = min(0.9, (bar + level) / max(0.3, drafter.first_chance))
@@ -249,47 +254,46 @@ class AutoProposer(Proposer):
         if missed > 0:
             drafter.acceptance.estimate.age(missed, LASTING)
         trees, spent_s = self.members.ask(drafter.name, step, given)
-        drafts: list[Draft | None] = []
         is_tried = drafter.verdict.decision == "tried"
         if is_tried and drafter.num_asked:  # of the first call nobody could know what it would take
             self.bucket.pay(max(0.0, spent_s - drafter.verdict.seconds))
         is_learned = self._learns or is_tried
+        drafts: list[Draft | None] = []
+        deepest = 0
         for request, tree in zip(requests, trees, strict=True):
             name, draft = request.request_id, None
             if tree.token_ids:
                 draft = draft_of(drafter.name, tree, name, drafter.acceptance, drafter.proposer.keeps_whole)
                 drafter.first_chance += (draft.first_chance - drafter.first_chance) / PASSAGE
-            if is_learned or draft is not None:
-                gain_at = _no_gain if draft is None else draft.gain
-                gain = gain_at(market.row_price)
-                drafter.gain.learn_of(name, gain, market.step)
-                if is_learned:
-                    drafter.gain.learn(gain_at, gain, market.row_price, market.step, drafter.acceptance.is_new)
+                deepest = max(deepest, draft.depth)
             drafts.append(draft)
+            if is_learned or draft is not None:
+                of_draft = NO_GAINS if draft is None else draft.gains()
+                drafter.gain.learn_of(name, market.at_row_price(of_draft), market.step)
+                if is_learned:
+                    drafter.gain.learn(of_draft, market, drafter.acceptance.is_new)
         if is_learned:
-            deepest = max([draft.depth for draft in drafts if draft is not None], default=0)
-            beside_s = drafter.told_s + self._beside_s  # rating and choosing are part of the price
-            drafter.cost.learn(spent_s + beside_s, len(requests), deepest, market.unit_s)
+            drafter.cost.learn(spent_s + drafter.told_s, len(requests), deepest, market.unit_s)
         drafter.num_asked += 1
         self._totals["asked"] += len(requests)
         return drafts, spent_s
 
     def _offer(
-        self, requests: Sequence[Request], budgets: Sequence[Budget], drafts: dict[int, list[Draft]], market: Market
+        self, requests: Sequence[Request], budgets: Sequence[Budget], drafts: dict[int, list[Draft]]
     ) -> list[DraftTree]:
-        offered = [EMPTY_TREE] * len(requests)
-        joined = [join(of_request, requests[i].request_id, self._acceptance) for i, of_request in drafts.items()]
+        market, offered = self.market, [EMPTY_TREE] * len(requests)
+        joined = [join(of_request) for of_request in drafts.values()]
         chances = [draft.chances for draft in joined]
-        choice = choose(chances, market.num_requests, self.cost, market.tokens_per_s)
-        reason = "pays"
-        if not choice.num_nodes:
-            choice, reason = self._check_rows(chances, choice, market)
+        # Where no draft was verified for long, rows may cost less than they seem to.
+        price = max(UNSURE, 0.5 ** ((market.step - self._drafted_in) / LASTING)) * market.tokens_per_s
+        choice = choose(chances, market.num_requests, market.passes, price)
         num_drafted = num_offered = 0
         for (i, of_request), draft, keep in zip(drafts.items(), joined, choice.keep, strict=True):
             self._drafts[requests[i].request_id] = draft
             whole = {one.members[0][0]: one.whole for one in of_request if one.whole is not None}
             if whole:
-                if draft.gain(market.row_price) > 0.0 or any(one.draft_probs is not None for one in whole.values()):
+                is_worth_it = sum(draft.chances) > market.row_price * len(draft.chances)
+                if is_worth_it or any(one.draft_probs is not None for one in whole.values()):
                     offered[i] = side_by_side(whole, budgets[i])
             elif keep:
                 offered[i] = draft.tree(keep[: budgets[i].num_nodes])
@@ -297,43 +301,21 @@ class AutoProposer(Proposer):
             num_offered += len(offered[i])
         self._totals["drafted_nodes"] += num_drafted
         self._totals["offered_nodes"] += num_offered
-        self._reasons[reason] += 1
-        self._last = choice, market
+        self._reasons["pays" if choice.num_nodes else "too_expensive"] += 1
+        self._last = choice
         return offered
-
-    def _check_rows(self, chances: Sequence[Sequence[float]], choice: Choice, market: Market) -> tuple[Choice, str]:
-        """Nothing pays. Where no draft was verified for long, rows may cost less than they seem to: then the bucket
-        buys those that would pay at a lower price."""
-        if market.step - self._drafted_in >= LASTING // 4:
-            tried = choose(chances, market.num_requests, self.cost, market.tokens_per_s, UNSURE)
-            loss_s = max(0.0, tried.seconds - tried.tokens / market.tokens_per_s)
-            if tried.num_nodes and loss_s <= self.bucket.saved_s:
-                self.bucket.pay(loss_s)
-                return tried, "probe"
-        return choice, "too_expensive"
-
-    def _steps_to_skip(self) -> int:
-        """Where nobody is asked or told anything: until the bucket holds what is to be tried next."""
-        if self._step < LASTING // 4 or self._step_s <= 0.0:
-            return 0
-        if any(one.watches and self._step <= one.told_until for one in self.drafters.values()):
-            return 0
-        return int(min(MOST_SKIPPED, self._asking.lacks_s / (SHARE * self._step_s)))
 
     # -- what is kept, and what is said ------------------------------------------------------------------------------
 
     def _restore(self, known: dict[str, Any]) -> None:
-        self.cost.restore(numbers(known.get("pass_cost"), self.cost.num_knots))
+        self.market.passes.restore(numbers(known.get("pass_cost"), self.market.passes.num_knots))
         drafters = known.get("drafters")
         for name, drafter in self.drafters.items():
             drafter.restore(drafters.get(name) if isinstance(drafters, dict) else None)
 
-    def _save(self) -> None:
-        if self._kept_in is not None and self.bucket.run_s >= self._save_at_s:
-            self._save_at_s += min(60.0, self._save_at_s)
-            used = {name: drafter.state() for name, drafter in self.drafters.items() if drafter.num_asked}
-            if not save(self._kept_in, {"pass_cost": self.cost.state(), "drafters": used}):
-                self._kept_in = None
+    def _state(self) -> dict[str, Any]:
+        used = {name: drafter.state() for name, drafter in self.drafters.items() if drafter.num_asked}
+        return {"pass_cost": self.market.passes.state(), "drafters": used}
 
     def report(self) -> dict[str, Any]:
         """What it knows and what it decided last, for statistics and the server's page."""
@@ -341,8 +323,9 @@ class AutoProposer(Proposer):
         return {
             **self._totals,
             "own_s": self._own_s,
+            "wait_s": self.market.wait_s,
             "exploration_s": self.bucket.lost_s,
-            "pass_cost_s": self.cost.table(),
+            "pass_cost_s": self.market.passes.table(),
             "members": {name: one.report() | {"seconds": seconds[name]} for name, one in self.drafters.items()},
             "reasons": dict(self._reasons),
             "last_decision": self._said(),
@@ -351,14 +334,10 @@ class AutoProposer(Proposer):
     def _said(self) -> str:
         if self._last is None:
             return "nothing asked yet"
-        choice, market = self._last
+        choice, market = self._last, self.market
         batch = f"{market.num_requests} request{'s' if market.num_requests != 1 else ''}"
         if not choice.num_nodes:
             return f"off: no draft for {batch} is expected to save more than it costs"
         worth = market.tokens_per_s * choice.seconds
         more = f"{choice.tokens:.2f} more tokens for {choice.seconds / market.plain_s:.0%} more time"
         return f"{choice.num_nodes} nodes for {batch}: {more}, which is worth {worth:.2f} tokens"
-
-
-def _no_gain(row_price: float) -> float:
-    return 0.0

@@ -1,112 +1,75 @@
-"""What things cost, measured: a drafter's call whenever it is made, and the present price of a second in tokens.
+"""Today's prices: of a pass, of a step that waits for drafters, and of a second, in tokens. All measured.
 
-What a pass costs is in lab/live_pass_cost.py. A drafter's price is never inferred from what it reads or is built of:
-the same method may be nearly free in one engine and take half of a step in another.
+What passes and drafters' calls take is learned in lab/live_pass_cost.py and lab/live_call_cost.py. A drafter's price is
+never inferred from what it reads or is built of: the same method may be nearly free in one engine and take half of a
+step in another.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from paceline.spec.auto.constants import LASTING, PASSAGE, TRIED
-
-CALL_MEMORY = 0.5 ** (8.0 / LASTING)  # decay of a call's weight with each later one
-
-
-def _line(sums: Sequence[float]) -> tuple[float, float]:
-    """The best line with neither part below zero."""
-    weight, n, nn, s, ns = sums
-    spread = weight * nn - n * n
-    slope = (weight * ns - n * s) / spread if spread > 1e-9 * nn * weight else ns / nn
-    start = (s - slope * n) / weight
-    if start < 0.0:
-        return 0.0, ns / nn
-    return (start, slope) if slope > 0.0 else (s / weight, 0.0)
+from paceline.lab.live_pass_cost import PassCostModel
+from paceline.spec.auto.constants import LASTING, PASSAGE
+from paceline.spec.merge.pool import PRICES
 
 
-class DrafterCost:
-    """Seconds that asking a drafter takes, telling it of the pass included: call + each x requests, and how much of
-    that a level takes. Straight lines through the calls made, of which old ones count less.
+class Market:
+    """Today's prices. A second is worth the tokens that the last steps gave in one, and never less than plain decoding
+    gives: so nothing is bought that plain decoding would beat.
 
-    In units of a pass of one row. Before the first call it is thought to take a fifth of that for one request, and a
-    whole one for eight, on any machine."""
+    A step in which the drafters are asked has to wait for them, where others may be prepared beside the pass before
+    (engine/flight.py). What that takes is measured: such steps against those in which nobody is even thought of."""
 
-    def __init__(self) -> None:
-        # Sums over calls, each weighing less with every later one: 1, n, n*n, seconds, n*seconds
-        self.calls = [0.2, 0.9, 6.5, 0.12, 0.82]
-        self.levels = [0.2, 0.6, 2.0, 0.12, 0.42]  # likewise, with levels instead of requests
-        self.num_learned = 0
-        self._draw()
+    def __init__(self, passes: PassCostModel) -> None:
+        self.passes = passes
+        self.step = self.num_requests = 0
+        self.unit_s = self.plain_s = self.tokens_per_s = self.row_price = 0.0
+        self.place, self.share = 0, 0.0  # of the row price among PRICES
+        self.wait_s = self.own_s = 0.0  # of a step in which drafters may be asked: waiting, and deciding
+        self._num_waits = 0
+        self._skipped_at = -LASTING  # the last step that was skipped
+        self._tokens = self._steps = 1.0  # lately, per request and step; and a step's time in plain ones
 
-    def _draw(self) -> None:
-        self._call, self._each = _line(self.calls)
-        self._level = _line(self.levels)[1]
+    @property
+    def awake_s(self) -> float:
+        """What a step takes longer because drafters may be asked in it, whoever they are."""
+        return self.wait_s + self.own_s
 
-    def learn(self, seconds: float, num_requests: int, num_levels: int, unit_s: float) -> None:
-        passes = seconds / unit_s
-        expected = self._call + self._each * num_requests
-        if self.num_learned >= TRIED:  # one stall must not look like a price; what is so expensive shows it again
-            passes = min(passes, 0.05 + 2.0 * expected)
-        else:
-            if not self.num_learned:  # it takes in a prompt and wakes caches: an upper bound, and often a bad one
-                passes = min(passes, 4.0 * expected)
-            elif self.num_learned > 1:  # of the next few the least counts
-                passes = min(passes, expected)
-            for sums in (self.calls, self.levels):  # of what was believed before, the proportions are kept
-                sums[3:] = [one * passes / max(expected, 1e-9) for one in sums[3:]]
-        for sums, count in ((self.calls, num_requests), (self.levels, num_levels)):
-            weight, n, nn, s, ns = sums
-            sums[:] = (
-                CALL_MEMORY * weight + 1.0,
-                CALL_MEMORY * n + count,
-                CALL_MEMORY * nn + count * count,
-                CALL_MEMORY * s + passes,
-                CALL_MEMORY * ns + count * passes,
-            )
-        self.num_learned += 1
-        self._draw()
+    def quote(self, num_requests: int) -> None:
+        passes = self.passes
+        self.num_requests = num_requests
+        self.unit_s, self.plain_s = passes.at(1, 1), passes.at(num_requests, num_requests)
+        self.tokens_per_s = num_requests / self.plain_s * max(1.0, self._tokens / self._steps)
+        rows = max(4, num_requests)  # one row alone may be the first of a tile
+        row_s = (passes.at(num_requests + rows, num_requests) - self.plain_s) / rows
+        self.row_price = self.tokens_per_s * row_s
+        self.place = min(len(PRICES) - 2, bisect_right(PRICES, self.row_price) - 1)
+        low, high = PRICES[self.place], PRICES[self.place + 1]
+        self.share = min(1.0, (self.row_price - low) / (high - low))
 
-    def restore(self, sums: Sequence[float]) -> None:
-        """All calls of another run weigh as much as one of this."""
-        self.calls, self.levels = [one / sums[0] for one in sums[:5]], [one / sums[5] for one in sums[5:]]
-        self.num_learned = TRIED
-        self._draw()
+    def at_row_price(self, gains: Sequence[float]) -> float:
+        """Of gains at PRICES."""
+        low = gains[self.place]
+        return low + self.share * (gains[self.place + 1] - low)
 
-    def parts(self, unit_s: float) -> tuple[float, float]:
-        """Seconds of a call, and of each request in it."""
-        return self._call * unit_s, self._each * unit_s
+    def learn_pass(self, num_rows: int, seconds: float, num_requests: int) -> None:
+        """What a step took that did not have to be plain."""
+        if num_rows > num_requests or self.step - self._skipped_at > PASSAGE:
+            self.passes.observe(num_rows, max(seconds - self.wait_s, 0.5 * seconds), num_requests)
+            return
+        extra_s = seconds - self.passes.at(num_rows, num_requests)  # than the steps skipped a moment ago
+        self._num_waits = min(self._num_waits + 1, LASTING // 4)
+        self.wait_s += (min(extra_s, 4.0 * self.plain_s) - self.wait_s) / self._num_waits
+        self.wait_s = max(0.0, self.wait_s)
 
-    def least_s(self, num_requests: int, unit_s: float) -> float:
-        """What asking for so many may take at least: before some calls were made, nearly nothing."""
-        call_s, each_s = self.parts(unit_s)
-        return (call_s + each_s * num_requests) * (1.0 if self.num_learned >= TRIED else 0.1)
+    def learn_skipped(self, intervals: Sequence[float]) -> None:
+        """What each of the steps took that were skipped, the last ones before the present."""
+        self._skipped_at = self.step
+        if intervals:
+            self.passes.observe(self.num_requests, sorted(intervals)[len(intervals) // 2], self.num_requests)
 
-    def level_s(self, num_requests: int, unit_s: float) -> float:
-        """What one more level takes, for each of so many requests."""
-        return self._level * unit_s / max(1, num_requests)
-
-
-class Market(NamedTuple):
-    """Today's prices."""
-
-    step: int
-    num_requests: int  # in the next pass
-    unit_s: float  # a pass of one row
-    plain_s: float  # the next pass without drafts
-    tokens_per_s: float
-    row_price: float  # tokens that the time of one more row is worth
-
-
-class Price:
-    """The batch's present tokens per second: what a second is worth. It follows the last steps, and is never less than
-    what plain decoding gives, so that nothing is bought that plain decoding would beat."""
-
-    def __init__(self) -> None:
-        self._tokens = self._passes = 1.0  # per request and step; and the step's time in plain passes
-
-    def learn(self, tokens_per_request: float, seconds_in_passes: float, num_steps: int = 1) -> None:
+    def learn_rate(self, tokens_per_request: float, seconds: float, num_steps: int = 1) -> None:
+        """Of so many steps alike."""
         weight = 1.0 - (1.0 - 1.0 / PASSAGE) ** num_steps
         self._tokens += weight * (tokens_per_request - self._tokens)
-        self._passes += weight * (min(seconds_in_passes, 4.0) - self._passes)
-
-    def tokens_per_s(self, num_requests: int, plain_s: float) -> float:
-        return num_requests / plain_s * max(1.0, self._tokens / self._passes)
+        self._steps += weight * (min(seconds / self.plain_s, 4.0) - self._steps)

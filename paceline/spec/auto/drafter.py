@@ -6,30 +6,19 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from paceline.core.request import Request
+from paceline.lab.live_call_cost import CallCostModel
 from paceline.spec.auto.acceptance import Acceptance
 from paceline.spec.auto.constants import PASSAGE
-from paceline.spec.auto.cost import DrafterCost, Market
-from paceline.spec.auto.explore import Gain
+from paceline.spec.auto.cost import Market
+from paceline.spec.auto.explore import Expectation, Gain
 from paceline.spec.kept_state import numbers
 from paceline.spec.proposer import Proposer
-
-FOR_NOW = 1 << 60  # no step comes later
-LONGEST = 16  # tokens of a draft, each certain: more than a row's price is no drafter's gain
-
-
-class Expectation(NamedTuple):
-    """Of the gain in tokens, if it is asked for one request."""
-
-    request: int  # its index in the step
-    mean: float
-    most: float  # a standard deviation more
 
 
 class Verdict(NamedTuple):
     """What was decided about a drafter, in tokens per step."""
 
     decision: str = "not asked"  # "asked", "tried", "not asked"
-    num_requests: int = 0
     gain: float = 0.0  # expected
     most: float = 0.0  # its upper bound
     seconds: float = 0.0
@@ -51,51 +40,57 @@ class Drafter:
     name: str
     proposer: Proposer
     acceptance: Acceptance = field(default_factory=Acceptance)
-    cost: DrafterCost = field(default_factory=DrafterCost)
+    cost: CallCostModel = field(default_factory=CallCostModel)
     gain: Gain = field(default_factory=Gain)
-    verdict: Verdict = field(default_factory=Verdict)
     first_chance: float = 0.5  # that its first token is right, lately
-    told_s: float = 0.0  # what telling it of the last pass took
-    # From the start, because a prompt is seen only once, and until it is clear that a trial is out of the question:
-    told_since: int = -PASSAGE  # step
-    told_until: int = FOR_NOW
-    paid_until: int = -1  # step up to which it is tried out of the bucket
     num_asked: int = 0  # steps
-
-    watches: bool = False  # must it be told of passes to have something to draft from?
+    verdict: Verdict = Verdict()
+    # The plan for this step and the next few
+    expected: list[Expectation] = field(default_factory=list)  # for each request that it can draft for
+    worth: list[Expectation] = field(default_factory=list)  # asking for, where no other drafter has found anything
+    surplus: float = 0.0  # tokens that those bring beyond its price
+    call_s: float = 0.0
+    each_s: float = 0.0
+    if_not_asked: Verdict = Verdict()
+    # One that must be told of passes to have something to draft from is told from the start, because a prompt is seen
+    # only once, until it is clear that a trial is out of the question.
+    watches: bool = False
+    is_told: bool = True
+    told_since: int = -PASSAGE  # step
+    told_until: float = math.inf
+    tried_until: int = -1  # step up to which it is tried out of the bucket
+    told_s: float = 0.0  # what telling it of the last pass took
 
     def __post_init__(self) -> None:
         self.watches = bool(self.proposer.needs.hidden_layers or self.proposer.needs.logits)
 
-    def is_told(self, step: int) -> bool:
-        return step <= self.told_until
-
     def is_ready(self, step: int) -> bool:
         """Without the context of the last passage it drafts badly, and would be judged by that."""
-        return not self.watches or (self.is_told(step) and step - self.told_since >= PASSAGE)
+        return not self.watches or (self.is_told and step - self.told_since >= PASSAGE)
 
     def keep_told(self, step: int, num_steps: int) -> None:
-        if not self.is_told(step):
-            self.told_since = step
-        self.told_until = step + num_steps if self.told_until == FOR_NOW else max(self.told_until, step + num_steps)
+        if not self.is_told:
+            self.is_told, self.told_since = True, step
+        until = step + num_steps
+        self.told_until = until if math.isinf(self.told_until) else max(self.told_until, until)
 
-    def expectations(self, requests: Sequence[Request], market: Market) -> list[Expectation]:
-        """What asking brings, for each request that it can draft for."""
-        mean = self.gain.mean(market.row_price)
-        of_mean, of_one = self.gain.deviation(market.step)
-        at_best = max(0.0, 1.0 - market.row_price) * LONGEST
-        least = of_mean * of_mean
-        of_new = mean, min(mean + math.sqrt(of_one * of_one + least), at_best)  # of a request without drafts so far
-        found, known, can_draft = [], self.gain.requests, self.proposer.can_draft
-        for i, request in enumerate(requests):
-            if can_draft(request):
-                if request.request_id not in known:
-                    found.append(Expectation(i, *of_new))
-                    continue
-                expected, deviation = self.gain.expect(request.request_id, mean, of_one, market.step)
-                most = expected + math.sqrt(deviation * deviation + least)
-                found.append(Expectation(i, expected, min(most, at_best)))
-        return found
+    def plan(self, requests: Sequence[Request], market: Market) -> None:
+        self.expected = self.gain.expect(requests, self.proposer.can_draft, market)
+        self.call_s, self.each_s = self.cost.parts(market.unit_s)
+        self.worth, self.surplus = self.worth_asking(None, market)
+        gain, most = sum([one.mean for one in self.expected]), sum([one.most for one in self.expected])
+        seconds = self.call_s + self.each_s * len(self.expected)
+        self.if_not_asked = Verdict("not asked", gain, most, seconds, market.tokens_per_s)
+
+    def worth_asking(self, rest: Sequence[float] | None, market: Market) -> tuple[list[Expectation], float]:
+        """The rule: those whose gains are worth their seconds, and together the call's as well; and what remains.
+        `rest`: by request, the chance that no drafter asked before has its next token."""
+        price = market.tokens_per_s * self.each_s
+        worth = [one.mean * (1.0 if rest is None else rest[one.request]) - price for one in self.expected]
+        surplus = sum([one for one in worth if one > 0.0]) - market.tokens_per_s * self.call_s
+        if surplus <= 0.0:
+            return [], 0.0
+        return [one for one, more in zip(self.expected, worth, strict=True) if more > 0.0], surplus
 
     def forget(self, request_id: str) -> None:
         self.acceptance.forget(request_id)
@@ -106,7 +101,7 @@ class Drafter:
         return {
             "acceptance": self.acceptance.estimate.state(),
             "gain": [*self.gain.means, self.gain.spread, self.gain.count],
-            "cost": [*self.cost.calls, *self.cost.levels],
+            "cost": list(self.cost.sums),
             "first_chance": [self.first_chance],
         }
 
@@ -114,11 +109,10 @@ class Drafter:
         """Nothing of it where anything of it is wrong."""
         if not isinstance(known, dict):
             return
-        found = [numbers(known.get(name), len(one)) for name, one in self.state().items()]
-        acceptance, gain, cost, first = found
+        acceptance, gain, cost, first = [numbers(known.get(name), len(one)) for name, one in self.state().items()]
         if acceptance is None or gain is None or cost is None or first is None:
             return
-        if min(*gain, *cost, *first, 1.0 - first[0]) < 0.0 or min(cost[0], cost[5]) <= 0.0:
+        if min(*gain, *cost, *first, 1.0 - first[0]) < 0.0 or cost[0] <= 0.0:
             return
         self.acceptance.estimate.restore(acceptance)
         self.gain.restore(gain)

@@ -1,7 +1,7 @@
 """All that is known of a drafted node before it is verified, as one number: its *guess*.
 
-How sure its drafter is, how deep it lies, its rank among its siblings, and whether other drafters agree. What is
-learned of nodes is learned by guess, so that a chance is looked up and not computed.
+How sure its drafter is, how deep it lies, and its rank among its siblings. What is learned of nodes is learned by
+guess, so that a chance is looked up and not computed.
 """
 
 import math
@@ -9,11 +9,10 @@ import math
 from paceline.core.tree import DraftTree
 
 BUCKETS, DEPTHS, RANKS = 64, 9, 3  # of confidence, depth and rank; whatever is beyond the last counts as the last
-ALONE, AGREED, CONTESTED, OPINIONS = 0, 1, 2, 3  # what others say of a node: nothing, the same, something else
 
 
 def guesses(tree: DraftTree) -> tuple[list[int], int]:
-    """By node, as if its drafter were the only one (`AGREED` or `CONTESTED` may be added); and the tree's depth."""
+    """By node; and the tree's depth."""
     found: list[int] = []
     depths: list[int] = []
     ranks: dict[int, int] = {}
@@ -29,7 +28,7 @@ def guesses(tree: DraftTree) -> tuple[list[int], int]:
             bucket = BUCKETS - 1
         if depth >= DEPTHS:
             depth = DEPTHS - 1
-        found.append(OPINIONS * ((bucket * DEPTHS + depth) * RANKS + (rank if rank < RANKS else RANKS - 1)))
+        found.append((bucket * DEPTHS + depth) * RANKS + (rank if rank < RANKS else RANKS - 1))
     return found, deepest
 
 
@@ -37,14 +36,12 @@ _known_features: dict[int, tuple[float, ...]] = {}
 
 
 def features_of(guess: int) -> tuple[float, ...]:
-    """(1, the log odds that the drafter gave, depth, rank, others agree, others disagree)"""
+    """(1, the log odds that the drafter gave, depth, rank)"""
     features = _known_features.get(guess)
     if features is None:
-        rest, others = divmod(guess, OPINIONS)
-        rest, rank = divmod(rest, RANKS)
+        rest, rank = divmod(guess, RANKS)
         bucket, depth = divmod(rest, DEPTHS)
         sure = (bucket + 0.5) / BUCKETS
-        said = math.log(sure / (1.0 - sure))
-        features = (1.0, said, math.log2(depth), float(rank > 0), float(others == AGREED), float(others == CONTESTED))
+        features = (1.0, math.log(sure / (1.0 - sure)), math.log2(depth), float(rank > 0))
         _known_features[guess] = features
     return features

@@ -1,11 +1,13 @@
-"""All that was drafted for a request as one tree, each node rated by what every drafter says of it."""
+"""All that was drafted for a request as one tree, each node with its chance by the drafter who is surest of it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.core.tree import DraftTree
-from paceline.spec.merge.guess import AGREED, CONTESTED, guesses
+from paceline.spec.merge.guess import guesses
+
+PRICES = (0.0, 0.1, 0.3, 0.6, 1.0)  # of a row, in tokens, at which a draft's gain is computed: between them, lines
 
 
 class Ratings(Protocol):
@@ -20,23 +22,34 @@ class Ratings(Protocol):
 
 @dataclass(slots=True)
 class Draft:
-    """Everything that was drafted for a request: one tree, in which nodes with the same path are one."""
+    """What was drafted for a request: one tree, in which nodes with the same path are one."""
 
     token_ids: list[int]
     parents: list[int]
     members: list[tuple[str, ...]]  # by node: who drafted it
     guesses: list[tuple[int, ...]]  # by node and drafter, see guess.py
-    own: list[float]  # by node: the chance that it is accepted if its parent is, by the drafter who is surest
+    own: list[float]  # by node: the chance that it is accepted if its parent is
     chances: list[float]  # by node: that its whole path is accepted
     depth: int = 0
     whole: DraftTree | None = None  # as drafted, where all of it is verified or nothing
     first_chance: float = 0.0  # that the next token is among its first nodes: the best of them, at least
 
-    def gain(self, row_price: float) -> float:
-        """Tokens that it brings beyond the price of its rows."""
+    def gains(self) -> list[float]:
+        """Tokens that it brings beyond the price of its rows, at each of PRICES."""
         if self.whole is not None:
-            return max(0.0, sum(self.chances) - row_price * len(self.chances))
-        return sum([chance - row_price for chance in self.chances if chance > row_price])
+            tokens, rows = sum(self.chances), len(self.chances)
+            return [max(0.0, tokens - price * rows) for price in PRICES]
+        _, low, middle, high, _ = PRICES
+        free = at_low = at_middle = at_high = 0.0
+        for chance in self.chances:
+            free += chance
+            if chance > low:
+                at_low += chance - low
+                if chance > middle:
+                    at_middle += chance - middle
+                    if chance > high:
+                        at_high += chance - high
+        return [free, at_low, at_middle, at_high, 0.0]
 
     def outcomes(self, new_token_ids: Sequence[int]) -> Iterator[tuple[int, bool]]:
         """(node, was it right) of every child on the path that the tokens took."""
@@ -76,47 +89,37 @@ def draft_of(name: str, tree: DraftTree, request_id: str, ratings: Ratings, is_w
         chances.append(chance)
     # What was drawn from a distribution of its own must not decide what is offered: that would bias the output.
     whole = tree if is_whole or tree.draft_probs is not None else None
-    members: list[tuple[str, ...]] = [(name,)] * len(own)
     said: list[tuple[int, ...]] = [(guess,) for guess in found]
-    return Draft(tree.token_ids, tree.parents, members, said, own, chances, depth, whole, first)
+    return Draft(tree.token_ids, tree.parents, [(name,)] * len(own), said, own, chances, depth, whole, first)
 
 
-def join(drafts: Sequence[Draft], request_id: str, ratings: Mapping[str, Ratings]) -> Draft:
-    """Several drafters' trees as one, rated by what they say of each other's nodes as well."""
+def join(drafts: Sequence[Draft]) -> Draft:
+    """Several drafters' trees as one."""
     if len(drafts) == 1:
         return drafts[0]
     first, *others = drafts
-    joined = Draft(list(first.token_ids), list(first.parents), list(first.members), list(first.guesses), [], [])
-    tokens, parents, members, said = joined.token_ids, joined.parents, joined.members, joined.guesses
+    tokens, parents, members = list(first.token_ids), list(first.parents), list(first.members)
+    said, own, chances = list(first.guesses), list(first.own), list(first.chances)
     node_of: dict[tuple[int, int], int] = {}
     for node, place in enumerate(zip(parents, tokens, strict=True)):
         node_of.setdefault(place, node)
     for draft in others:
         joined_as = [-1]  # the root in front
-        for token, parent, who, guess in zip(draft.token_ids, draft.parents, draft.members, draft.guesses, strict=True):
-            above = joined_as[parent + 1]
-            node = node_of.setdefault((above, token), len(tokens))
-            if node == len(tokens):
+        for node, (token, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
+            above, chance = joined_as[parent + 1], draft.own[node]
+            at = node_of.setdefault((above, token), len(tokens))
+            joined_as.append(at)
+            if at == len(tokens):
                 tokens.append(token)
                 parents.append(above)
-                members.append(who)
-                said.append(guess)
+                members.append(draft.members[node])
+                said.append(draft.guesses[node])
+                own.append(chance)
+                chances.append(chance)
             else:
-                members[node] += who
-                said[node] += guess
-            joined_as.append(node)
-    by: dict[int, tuple[str, ...]] = {}  # node -> who drafted the first of its children
-    contested = {parent for parent, who in zip(parents, members, strict=True) if by.setdefault(parent, who) != who}
-    rated = {name: (ratings[name], ratings[name].factor(request_id)) for who in set(members) for name in who}
-    for node, (parent, who) in enumerate(zip(parents, members, strict=True)):
-        opinion = AGREED if len(who) > 1 else CONTESTED if parent in contested else 0
-        if opinion:
-            said[node] = tuple([guess + opinion for guess in said[node]])
-        odds = 0.0
-        for name, one in zip(who, said[node], strict=True):
-            rating, factor = rated[name]
-            odds = max(odds, (rating.known.get(one) or rating.odds(one)) * factor)
-        chance = odds / (1.0 + odds)
-        joined.own.append(chance)
-        joined.chances.append(chance if parent < 0 else chance * joined.chances[parent])
-    return joined
+                members[at] += draft.members[node]
+                said[at] += draft.guesses[node]
+                own[at] = max(own[at], chance)
+    for node, parent in enumerate(parents):  # a parent may have become likelier
+        chances[node] = own[node] if parent < 0 else own[node] * chances[parent]
+    return Draft(tokens, parents, members, said, own, chances)

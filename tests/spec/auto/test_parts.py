@@ -9,14 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.tree import DraftTree
+from paceline.lab.live_call_cost import CallCostModel
 from paceline.lab.live_pass_cost import PassCostModel
 from paceline.spec.auto.acceptance import Acceptance
 from paceline.spec.auto.choose import LEAST_CHANCE, choose
-from paceline.spec.auto.constants import SHARE, START_S, START_SHARE
-from paceline.spec.auto.cost import DrafterCost, Price
+from paceline.spec.auto.constants import SHARE, START_S
+from paceline.spec.auto.cost import Market
 from paceline.spec.auto.explore import Bucket, Gain
 from paceline.spec.merge.guess import guesses
 from paceline.spec.merge.pool import draft_of, join
+from tests.toy import toy_request
 
 
 def _trees() -> st.SearchStrategy[list[DraftTree]]:
@@ -58,7 +60,7 @@ def test_where_passes_are_padded_the_size_that_pays_is_filled() -> None:
     assert choose(chances, 4, cost, 4.0).keep == [[]]  # a full size: the next costs 1.3 s, worth 5.2 tokens
 
 
-def test_chances_are_learned_from_confidence_depth_rank_and_what_others_say() -> None:
+def test_chances_are_learned_from_confidence_depth_and_rank() -> None:
     acceptance, rng = Acceptance(), random.Random(0)
     tree = DraftTree([1, 2, 3], [-1, -1, 0], confidence=[0.9, 0.5, 0.9])
     (first, second, deeper), _ = guesses(tree)
@@ -82,17 +84,17 @@ def test_a_request_s_own_outcomes_move_its_chances_and_leave_others_alone() -> N
 def test_drafts_of_two_drafters_are_one_tree_that_names_both() -> None:
     ratings = {"a": Acceptance(), "b": Acceptance()}
     trees = {"a": DraftTree.chain([5, 6, 7]), "b": DraftTree.chain([5, 6, 8])}
-    joined = join([draft_of(name, tree, "r", ratings[name]) for name, tree in trees.items()], "r", ratings)
+    joined = join([draft_of(name, tree, "r", ratings[name]) for name, tree in trees.items()])
     assert joined.token_ids == [5, 6, 7, 8] and joined.parents == [-1, 0, 1, 1]
     assert joined.members == [("a", "b"), ("a", "b"), ("a",), ("b",)]
     assert [hit for _, hit in joined.outcomes([5, 6, 8, 9])] == [True, True, False, True]
-    ratings["a"].learn("x", [(joined.guesses[0][0], True)] * 40)  # it is right where they agree
-    again = join([draft_of(name, tree, "r", ratings[name]) for name, tree in trees.items()], "r", ratings)
-    assert again.own[0] > joined.own[0] + 0.1
+    ratings["b"].learn("x", [(joined.guesses[0][1], True)] * 40)  # each node is rated by the one who is surest
+    again = join([draft_of(name, tree, "r", ratings[name]) for name, tree in trees.items()])
+    assert again.own[0] > joined.own[0] + 0.1 and again.chances[2] > joined.chances[2]
 
 
 def test_a_drafter_s_price_is_a_line_through_its_calls_and_one_stall_does_not_move_it() -> None:
-    cost = DrafterCost()
+    cost = CallCostModel()
     assert cost.least_s(1, 0.010) < 0.1 * (sum(cost.parts(0.010)) + 1e-9) * 1.1  # nothing is known yet
     for i in range(60):
         requests = (1, 2, 4, 8)[i % 4]
@@ -106,13 +108,39 @@ def test_a_drafter_s_price_is_a_line_through_its_calls_and_one_stall_does_not_mo
     assert cost.parts(0.010)[0] + 4 * cost.parts(0.010)[1] == pytest.approx(0.020, rel=0.15)
 
 
+def _market(num_requests: int, seconds: dict[int, float] | None = None) -> Market:
+    market = Market(PassCostModel(seconds or {rows: 0.010 + 0.001 * (rows - 1) for rows in range(1, 65)}))
+    market.quote(num_requests)
+    return market
+
+
 def test_a_second_is_worth_what_the_last_steps_gave_and_never_less_than_plain_decoding() -> None:
-    price = Price()
-    assert price.tokens_per_s(4, 0.010) == pytest.approx(400.0)
-    price.learn(3.0, 1.5, 200)
-    assert price.tokens_per_s(4, 0.010) == pytest.approx(800.0, rel=0.01)
-    price.learn(1.0, 2.0, 200)  # drafts that lost time do not make time cheap
-    assert price.tokens_per_s(4, 0.010) == pytest.approx(400.0)
+    market = _market(4)
+    plain = 4 / market.plain_s
+    assert market.tokens_per_s == pytest.approx(plain)
+    market.learn_rate(3.0, 1.5 * market.plain_s, 200)
+    market.quote(4)
+    assert market.tokens_per_s == pytest.approx(2 * plain, rel=0.01)
+    market.learn_rate(1.0, 2.0 * market.plain_s, 200)  # drafts that lost time do not make time cheap
+    market.quote(4)
+    assert market.tokens_per_s == pytest.approx(plain)
+
+
+def test_a_step_that_waits_for_drafters_is_priced_against_those_that_were_skipped() -> None:
+    """As on a GPU: a pass that is launched ahead takes 10 ms, one that waits for the host 16."""
+    market = _market(1)
+    for _ in range(40):
+        market.step += 5
+        market.learn_skipped([0.010, 0.010, 0.010, 0.055])  # a prompt's pass among them
+        market.learn_pass(1, 0.016, 1)
+    assert market.wait_s == pytest.approx(0.006, rel=0.05)
+    assert market.passes.at(1, 1) == pytest.approx(0.010, rel=0.05)
+    market.step += 1000  # where all steps wait, a slower machine is no longer wait
+    for _ in range(60):
+        market.step += 1
+        market.learn_pass(1, 0.026, 1)
+    assert market.wait_s == pytest.approx(0.006, rel=0.05)
+    assert market.passes.at(1, 1) == pytest.approx(0.020, rel=0.1)
 
 
 def test_the_bucket_never_pays_more_than_its_share() -> None:
@@ -121,18 +149,32 @@ def test_the_bucket_never_pays_more_than_its_share() -> None:
         bucket.earn(0.006, 0.006)
         if bucket.saved_s > 0.003:
             bucket.pay(0.003)
-    assert bucket.lost_s <= SHARE * bucket.run_s + START_SHARE * START_S
+    assert bucket.lost_s <= SHARE * bucket.run_s + START_S
     assert bucket.lost_s > 0.9 * SHARE * bucket.run_s
     bucket.earn(3600.0, 0.006)
     assert bucket.saved_s < 0.1  # what was saved in an hour is not spent at once
 
 
 def test_what_is_known_of_a_drafter_and_of_a_request_fades() -> None:
-    gain = Gain()
+    gain, market = Gain(), _market(1)
     for step in range(100):
-        gain.learn(lambda price: max(0.0, 1.0 - price), 0.9, 0.1, step, is_new=False)
+        market.step = step
+        gain.learn([1.0, 0.9, 0.7, 0.4, 0.0], market, is_new=False)
     gain.learn_of("r", 3.0, 100)
-    assert gain.mean(0.1) == pytest.approx(0.9) and gain.mean(0.6) == pytest.approx(0.4)
-    soon, late = (gain.expect("r", 0.9, 0.5, step) for step in (101, 400))
-    assert soon[0] > 1.8 > late[0] >= 0.9 and soon[1] < late[1]  # like any other request by then
+    assert gain.means == pytest.approx([1.0, 0.9, 0.7, 0.4, 0.0])
+    request = toy_request("r", [1])
+    expected = []
+    for step in (101, 400):
+        market.step = step
+        expected += gain.expect([request], lambda request: True, market)
+    soon, late = expected
+    assert soon.mean > 1.8 > late.mean >= 0.8 and soon.most - soon.mean < late.most - late.mean  # like any other by then
     assert gain.deviation(100)[0] < gain.deviation(5000)[0]
+
+
+def test_a_draft_s_gain_is_what_its_nodes_bring_beyond_their_rows() -> None:
+    draft = draft_of("a", DraftTree.chain([1, 2]), "r", Acceptance())
+    draft.chances = [0.5, 0.2]
+    assert draft.gains() == pytest.approx([0.7, 0.5, 0.2, 0.0, 0.0])
+    draft.whole = DraftTree.chain([1, 2])  # all of it or nothing
+    assert draft.gains() == pytest.approx([0.7, 0.5, 0.1, 0.0, 0.0])
