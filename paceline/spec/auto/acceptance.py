@@ -2,24 +2,27 @@
 
     log odds = w . (1, log odds that the drafter gave, depth, rank) + the request's own
 
-The drafter's own confidence is the start, at somewhat lower odds. Every guess on the path that the target took is an
-outcome, whether it was verified or not, because the tokens that the target emitted show which child was right.
-Requests differ, so each has an offset of its own, which begins at nothing and follows its last few outcomes.
+The drafter's own confidence is the start. Every guess on the path that the target took is an outcome, whether it was
+verified or not, because the tokens that the target emitted show which child was right. Requests differ, so each has an
+offset of its own, which begins at nothing and follows its last few outcomes.
 """
 
 import math
 from collections.abc import Sequence
 
 from paceline.lab.estimate import Estimate
-from paceline.spec.auto.constants import LASTING, OVERCLAIM, PASSAGE
+from paceline.spec.auto.constants import LASTING, PASSAGE
 from paceline.spec.merge.guess import features_of
+
+NOTHING = Estimate((0.0,), (1.0,))  # is known of a request's own offset before its first outcome
 
 
 class Acceptance:
     def __init__(self) -> None:
-        # Before anything was seen plain decoding is the best guess: a drafter is thought to claim too much.
-        self.estimate = Estimate((OVERCLAIM, 1.0, 0.0, 0.0), (1.0, 0.3, 0.3, 0.5))
+        # Before anything was seen the drafter's own word, widely uncertain.
+        self.estimate = Estimate((0.0, 1.0, 0.0, 0.0), (1.0, 0.3, 0.3, 0.5))
         self._requests: dict[str, Estimate] = {}
+        self._factors: dict[str, float] = {}  # on the odds, of each request
         self.known: dict[int, float] = {}  # guess -> odds, as of the last refresh
 
     @property
@@ -28,23 +31,23 @@ class Acceptance:
         return self.estimate.num_learned < LASTING // 4
 
     def odds(self, guess: int) -> float:
-        """For a request like any other."""
+        """For a request like any other, a standard deviation lower: what is not known yet is not bought."""
         odds = self.known.get(guess)
         if odds is None:
-            odds = self.known[guess] = math.exp(max(-30.0, min(30.0, self.estimate.at(features_of(guess)))))
+            features = features_of(guess)
+            log_odds = self.estimate.at(features) - math.sqrt(self.estimate.variance(features))
+            odds = self.known[guess] = math.exp(max(-30.0, min(30.0, log_odds)))
         return odds
 
     def factor(self, request_id: str) -> float:
         """On the odds, for this request."""
-        own = self._requests.get(request_id)
-        return 1.0 if own is None else math.exp(max(-5.0, min(5.0, own.weights[0])))
+        return self._factors.get(request_id, 1.0)
 
     def chance(self, guess: int, request_id: str) -> tuple[float, float]:
         """Mean and variance."""
-        odds = self.odds(guess) * self.factor(request_id)
-        chance = odds / (1.0 + odds)
-        own = self._requests.get(request_id)
-        doubt = self.estimate.variance(features_of(guess)) + (1.0 if own is None else own.variances[0])
+        features, own = features_of(guess), self._requests.get(request_id, NOTHING)
+        chance = 1.0 / (1.0 + math.exp(-self.estimate.at(features) - own.weights[0]))
+        doubt = self.estimate.variance(features) + own.variances[0]
         return chance, doubt * (chance * (1.0 - chance)) ** 2
 
     def learn(self, request_id: str, outcomes: Sequence[tuple[int, bool]]) -> None:
@@ -60,10 +63,12 @@ class Acceptance:
             error, noise = (hit - chance) / information, 1.0 / information
             estimate.learn(features, error, noise + own.variances[0], LASTING)
             own.learn((1.0,), error, noise, PASSAGE)
-        num_learned = self.estimate.num_learned
+        self._factors[request_id] = math.exp(max(-5.0, min(5.0, own.weights[0])))
+        num_learned = estimate.num_learned
         refresh = PASSAGE if num_learned < LASTING else LASTING // 4  # later they change slowly
         if self.is_new or num_learned // refresh != (num_learned - len(outcomes)) // refresh:
             self.known.clear()
 
     def forget(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
+        self._factors.pop(request_id, None)

@@ -25,28 +25,33 @@ class Asking:
     def __init__(self, drafters: Mapping[str, Drafter], bucket: Bucket) -> None:
         self._drafters, self._bucket = list(drafters.values()), bucket
         self._names: list[str] = []  # of the requests that the plans are for
+        self._able: list[Drafter] = []  # who can draft for any of them
         self._pays = False  # asking whoever is worth it, by the plans
         self._trials: dict[str, Trial] = {}  # of this step
         self.next_loss_s: float | None = 0.0  # of what is tried next, as soon as the bucket holds it; None: nothing
 
-    def begin(self, requests: Sequence[Request], market: Market, is_learned_from: bool) -> None:
-        """In steps that are not learned from, what was expected of the same requests a moment ago still holds."""
+    def begin(self, requests: Sequence[Request], market: Market, is_learned_from: bool) -> list[Drafter]:
+        """Those who may be asked now. In steps that are not learned from, what was expected of the same requests a
+        moment ago still holds."""
         names = [request.request_id for request in requests]
         self._trials = {}
-        if not is_learned_from and names == self._names:
-            return
-        self._names = names
-        for drafter in self._drafters:
-            drafter.plan(requests, market)
-        # Together they must be worth what the step takes longer because of any of them.
-        self._pays = sum([one.surplus for one in self._drafters]) > market.tokens_per_s * market.awake_s
-        if is_learned_from:
-            self._choose_trials(market)
+        is_same = names == self._names
+        if not is_same:
+            self._names = names
+            self._able = [one for one in self._drafters if one.find_able(requests)]
+        if is_learned_from or not is_same:
+            for drafter in self._able:
+                drafter.plan(requests, market)
+            # Together they must be worth what the step takes longer because of any of them.
+            self._pays = sum([one.surplus for one in self._able]) > market.tokens_per_s * market.awake_s
+            if is_learned_from:
+                self._choose_trials(market)
+        return [one for one in self._able if one.watches or (self._pays and one.worth) or one.name in self._trials]
 
     def _choose_trials(self, market: Market) -> None:
         """Those with the best surplus per second lost, up to the first that the bucket does not hold: it saves for it."""
         self.next_loss_s = None
-        possible = [self._trial_of(drafter, market) for drafter in self._drafters]
+        possible = [self._trial_of(drafter, market) for drafter in self._able]
         for trial in sorted([one for one in possible if one is not None], key=_surplus_per_s, reverse=True):
             if trial.loss_s > self._bucket.saved_s:
                 self.next_loss_s = trial.loss_s
@@ -91,7 +96,6 @@ class Asking:
         trial = self._trials.get(drafter.name)
         is_tried = trial is not None or drafter.tried_until >= market.step
         if not (asked or is_tried) or not drafter.is_ready(market.step):
-            drafter.verdict = drafter.if_not_asked
             return []
         if asked and min(rest) < 1.0:
             asked, _ = drafter.worth_asking(rest, market)
@@ -101,11 +105,12 @@ class Asking:
         elif is_tried and not asked:
             asked = sorted(drafter.expected, key=_upper_bound)[: TRIED if drafter.num_asked >= TRIED else 1]
         if not asked:
-            drafter.verdict = drafter.if_not_asked
             return []
-        gain, most = sum([one.mean * rest[one.request] for one in asked]), sum([one.most for one in asked])
-        seconds = drafter.call_s + drafter.each_s * len(asked)
-        drafter.verdict = Verdict(decision, gain, most, seconds, market.tokens_per_s)
+        drafter.is_asked = True
+        if drafter.verdict.decision != decision or trial is not None:
+            gain, most = sum([one.mean * rest[one.request] for one in asked]), sum([one.most for one in asked])
+            seconds = drafter.call_s + drafter.each_s * len(asked)
+            drafter.verdict = Verdict(decision, gain, most, seconds, market.tokens_per_s)
         return sorted([one.request for one in asked])
 
     def _tell_or_not(self, drafter: Drafter, is_asked: bool, market: Market) -> None:

@@ -26,7 +26,7 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.lab.live_pass_cost import PassCostModel
 from paceline.spec.auto.ask import Asking
 from paceline.spec.auto.choose import Choice, choose
-from paceline.spec.auto.constants import FEW_NODES, LASTING, LEARN_EVERY, PASSAGE, SHARE, UNSURE
+from paceline.spec.auto.constants import LASTING, LEARN_EVERY, PASSAGE, SHARE, UNSURE
 from paceline.spec.auto.cost import Market
 from paceline.spec.auto.drafter import Drafter
 from paceline.spec.auto.explore import Bucket
@@ -35,7 +35,7 @@ from paceline.spec.kept_state import Memory, numbers
 from paceline.spec.merge.merge import side_by_side
 from paceline.spec.merge.pool import PRICES, Draft, draft_of, join
 from paceline.spec.pass_calibration import calibrate
-from paceline.spec.proposer import Budget, Needs, Proposer, StepContext, union
+from paceline.spec.proposer import Budget, Proposer, StepContext, union
 
 if TYPE_CHECKING:
     from paceline.spec.config.speculative_config import SpeculativeConfig
@@ -72,7 +72,6 @@ class AutoProposer(Proposer):
         self._last: Choice | None = None
         self._memory = Memory(services if remember else None)
         self._restore(self._memory.load())
-        self._needs_when: dict[tuple[bool, ...], Needs] = {}  # who is told -> what they need
         self._set_needs()
 
     def check_params(self, params: SamplingParams) -> None:
@@ -87,12 +86,8 @@ class AutoProposer(Proposer):
 
     def _set_needs(self) -> None:
         """For the next pass: of those who are told of it."""
-        told = tuple([one.is_told or not one.watches for one in self.drafters.values()])
-        needs = self._needs_when.get(told)
-        if needs is None:
-            members = zip(self.drafters.values(), told, strict=True)
-            needs = self._needs_when[told] = union([one.proposer.needs for one, is_told in members if is_told])
-        self.needs = needs
+        self._told = [one.is_told for one in self.drafters.values()]
+        self.needs = union([one.proposer.needs for one in self.drafters.values() if one.is_told or not one.watches])
 
     # -- steps that are skipped --------------------------------------------------------------------------------------
 
@@ -143,10 +138,11 @@ class AutoProposer(Proposer):
                 drafter.forget(request.request_id)
         self._own_s += self.clock() - begin_s
         for name, drafter in self.drafters.items():
-            if not self._num_skipped and (drafter.is_told if drafter.watches else drafter.verdict.decision != "not asked"):
+            if not self._num_skipped and (drafter.is_told if drafter.watches else drafter.is_asked):
                 drafter.told_s = self.members.tell(name, step)
             else:
                 drafter.told_s = self.members.forget(name, step.gone) if step.gone else 0.0
+            drafter.is_asked = False
 
     def _learn_cost(self, step: StepContext, elapsed_s: float) -> None:
         self.bucket.earn(elapsed_s + self._drafting_s, elapsed_s)
@@ -185,9 +181,8 @@ class AutoProposer(Proposer):
         self._begin_step(step)
         drafts: dict[int, list[Draft]] = {}  # by index of the request
         rest = [1.0] * len(requests)
-        self._asking.begin(requests, market, self._learns)
         draft_s, num_asked = 0.0, 0
-        for drafter in self.drafters.values():
+        for drafter in self._asking.begin(requests, market, self._learns):
             asked = self._asking.whom(drafter, rest, market)
             if asked:
                 num_asked += 1
@@ -206,7 +201,8 @@ class AutoProposer(Proposer):
             offered = [EMPTY_TREE] * len(requests)
             self._reasons["nothing_drafted" if num_asked else "skipped"] += 1
         self._num_to_skip = 0 if num_asked else self._steps_to_skip()
-        self._set_needs()
+        if [one.is_told for one in self.drafters.values()] != self._told:
+            self._set_needs()
         self._handed_over_s = self.clock()
         self._drafting_s = self._handed_over_s - begin_s
         own_s = self._drafting_s - draft_s
@@ -239,16 +235,15 @@ class AutoProposer(Proposer):
     def _ask(
         self, drafter: Drafter, step: StepContext, budgets: Sequence[Budget]
     ) -> tuple[list[Draft | None], float]:
-        """Its drafts for all requests of the step, rated; and the time that took."""
+        """Its drafts for all requests of the step, rated; and the time that it took itself."""
+        begin_s = self.clock()
         market, requests, gains = self.market, step.requests, drafter.gain.requests
-        level = market.tokens_per_s * drafter.cost.level_s(len(requests), market.unit_s)
-        bar = min(0.9, market.row_price)  # a path goes on where what follows is worth a row, and a level of drafting
-        further = min(0.9, (bar + level) / max(0.3, drafter.first_chance))
+        few, bar, further, much = drafter.limits
         given = []
         for request, (nodes, depth, *_) in zip(requests, budgets, strict=True):
             own = gains.get(request.request_id)
-            if nodes > FEW_NODES and (own is None or own.value <= 2.0):  # a large tree is not worth rating
-                nodes = FEW_NODES
+            if nodes > few and (own is None or own.value <= much):
+                nodes = few
             given.append(Budget(nodes, depth, bar, further))
         missed = market.step - drafter.gain.step - LEARN_EVERY
         if missed > 0:
@@ -273,7 +268,8 @@ class AutoProposer(Proposer):
                 if is_learned:
                     drafter.gain.learn(of_draft, market, drafter.acceptance.is_new)
         if is_learned:
-            drafter.cost.learn(spent_s + drafter.told_s, len(requests), deepest, market.unit_s)
+            seconds = self.clock() - begin_s + drafter.told_s  # rating is part of the price
+            drafter.cost.learn(seconds, len(requests), deepest, market.unit_s)
         drafter.num_asked += 1
         self._totals["asked"] += len(requests)
         return drafts, spent_s

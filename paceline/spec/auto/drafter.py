@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from paceline.core.request import Request
 from paceline.lab.live_call_cost import CallCostModel
 from paceline.spec.auto.acceptance import Acceptance
-from paceline.spec.auto.constants import PASSAGE
+from paceline.spec.auto.constants import FEW_NODES, PASSAGE
 from paceline.spec.auto.cost import Market
 from paceline.spec.auto.explore import Expectation, Gain
 from paceline.spec.kept_state import numbers
@@ -29,6 +29,8 @@ class Verdict(NamedTuple):
         return self.seconds * self.tokens_per_s
 
     def __str__(self) -> str:
+        if not self.tokens_per_s:
+            return "not asked: it has nothing to draft from"
         worth = f"{self.price:.2f} that its {1e3 * self.seconds:.2f} ms are worth at {self.tokens_per_s:.0f} tokens/s"
         if self.decision == "tried":
             return f"tried: {self.gain:.2f} tokens expected, but it may be {self.most:.2f}, against {worth}"
@@ -44,14 +46,16 @@ class Drafter:
     gain: Gain = field(default_factory=Gain)
     first_chance: float = 0.5  # that its first token is right, lately
     num_asked: int = 0  # steps
-    verdict: Verdict = Verdict()
+    is_asked: bool = False  # in the last step
+    verdict: Verdict = Verdict()  # of the last plan or trial
     # The plan for this step and the next few
-    expected: list[Expectation] = field(default_factory=list)  # for each request that it can draft for
+    able: list[int] = field(default_factory=list)  # requests, by index in the step, that it can draft for
+    expected: list[Expectation] = field(default_factory=list)  # of those
     worth: list[Expectation] = field(default_factory=list)  # asking for, where no other drafter has found anything
     surplus: float = 0.0  # tokens that those bring beyond its price
     call_s: float = 0.0
     each_s: float = 0.0
-    if_not_asked: Verdict = Verdict()
+    limits: tuple[int, float, float, float] = (0, 0.0, 0.0, 0.0)  # few nodes, two of Budget's, and a gain that is much
     # One that must be told of passes to have something to draft from is told from the start, because a prompt is seen
     # only once, until it is clear that a trial is out of the question.
     watches: bool = False
@@ -74,13 +78,27 @@ class Drafter:
         until = step + num_steps
         self.told_until = until if math.isinf(self.told_until) else max(self.told_until, until)
 
+    def find_able(self, requests: Sequence[Request]) -> bool:
+        """For which of them it can draft at all, if any."""
+        can_draft = self.proposer.can_draft
+        self.able = [i for i, request in enumerate(requests) if can_draft(request)]
+        if not self.able:
+            self.verdict = Verdict()
+        return bool(self.able)
+
     def plan(self, requests: Sequence[Request], market: Market) -> None:
-        self.expected = self.gain.expect(requests, self.proposer.can_draft, market)
+        self.expected = self.gain.expect([(i, requests[i].request_id) for i in self.able], market)
         self.call_s, self.each_s = self.cost.parts(market.unit_s)
         self.worth, self.surplus = self.worth_asking(None, market)
+        # A path goes on where what follows is worth a row, and a level of drafting. Where a request's last drafts brought
+        # little, more than a few nodes are not worth rating.
+        bar = min(0.9, market.row_price)
+        level = market.tokens_per_s * self.cost.level_s(len(self.able), market.unit_s)
+        further = min(0.9, (bar + level) / max(0.3, self.first_chance))
+        self.limits = max(1, round(FEW_NODES * (1.0 - bar))), bar, further, 2.0 * (1.0 - bar)
         gain, most = sum([one.mean for one in self.expected]), sum([one.most for one in self.expected])
         seconds = self.call_s + self.each_s * len(self.expected)
-        self.if_not_asked = Verdict("not asked", gain, most, seconds, market.tokens_per_s)
+        self.verdict = Verdict("not asked", gain, most, seconds, market.tokens_per_s)
 
     def worth_asking(self, rest: Sequence[float] | None, market: Market) -> tuple[list[Expectation], float]:
         """The rule: those whose gains are worth their seconds, and together the call's as well; and what remains.

@@ -11,11 +11,11 @@ the bucket, the best upper bound per second first, and as soon as the bucket hol
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paceline.core.request import Request
+
 from paceline.spec.auto.constants import FIRST_SPREAD, LASTING, PASSAGE, SHARE, START_S, TRIED
 from paceline.spec.auto.cost import Market
 from paceline.spec.merge.pool import PRICES
@@ -83,22 +83,19 @@ class Gain:
         spread = (known * self.spread + FIRST_SPREAD**2) / (known + 1.0)
         return math.sqrt(spread / (known + 1.0)), math.sqrt(spread)
 
-    def expect(
-        self, requests: Sequence[Request], can_draft: Callable[[Request], bool], market: Market
-    ) -> list[Expectation]:
-        """What asking brings, for each request that it can draft for."""
+    def expect(self, requests: Sequence[tuple[int, str]], market: Market) -> list[Expectation]:
+        """What asking brings, for each of these requests: (index in the step, id)."""
         mean, (of_mean, of_one) = market.at_row_price(self.means), self.deviation(market.step)
         least, spread = of_mean * of_mean, of_one * of_one
         at_best = LONGEST * max(0.0, 1.0 - market.row_price)
         found = []
-        for i, request in enumerate(requests):
-            if can_draft(request):
-                own, expected, doubt = self.requests.get(request.request_id), mean, spread
-                if own is not None:
-                    weight = own.count / (own.count + 1.0) * 0.5 ** ((market.step - own.step) / PASSAGE)
-                    expected += weight * (own.value - mean)
-                    doubt *= 1.0 - weight * weight
-                found.append(Expectation(i, expected, min(expected + math.sqrt(doubt + least), at_best)))
+        for i, request_id in requests:
+            own, expected, doubt = self.requests.get(request_id), mean, spread
+            if own is not None:
+                weight = own.count / (own.count + 1.0) * 0.5 ** ((market.step - own.step) / PASSAGE)
+                expected += weight * (own.value - mean)
+                doubt *= 1.0 - weight * weight
+            found.append(Expectation(i, expected, min(expected + math.sqrt(doubt + least), at_best)))
         return found
 
 

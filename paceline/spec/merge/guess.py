@@ -5,31 +5,19 @@ guess, so that a chance is looked up and not computed.
 """
 
 import math
-
-from paceline.core.tree import DraftTree
+from collections.abc import Sequence
 
 BUCKETS, DEPTHS, RANKS = 64, 9, 3  # of confidence, depth and rank; whatever is beyond the last counts as the last
 
 
-def guesses(tree: DraftTree) -> tuple[list[int], int]:
-    """By node; and the tree's depth."""
-    found: list[int] = []
-    depths: list[int] = []
-    ranks: dict[int, int] = {}
-    confidence, deepest = tree.confidence, 0
-    for node, parent in enumerate(tree.parents):
-        depth = 1 if parent < 0 else depths[parent] + 1
-        depths.append(depth)
-        if depth > deepest:
-            deepest = depth
-        rank = ranks[parent] = ranks.get(parent, -1) + 1
-        bucket = int((0.5 ** (1 + rank) if confidence is None else confidence[node]) * BUCKETS)
-        if bucket >= BUCKETS:
-            bucket = BUCKETS - 1
-        if depth >= DEPTHS:
-            depth = DEPTHS - 1
-        found.append((bucket * DEPTHS + depth) * RANKS + (rank if rank < RANKS else RANKS - 1))
-    return found, deepest
+def guesses(confidence: Sequence[float], depths: Sequence[int], ranks: Sequence[int]) -> list[int]:
+    """Of nodes that lie so deep (1: the next token) and have so many siblings before them."""
+    return [
+        (int(sure * BUCKETS) if sure < 1.0 else BUCKETS - 1) * (DEPTHS * RANKS)
+        + (depth if depth < DEPTHS else DEPTHS - 1) * RANKS
+        + (rank if rank < RANKS else RANKS - 1)
+        for sure, depth, rank in zip(confidence, depths, ranks, strict=True)
+    ]
 
 
 _known_features: dict[int, tuple[float, ...]] = {}

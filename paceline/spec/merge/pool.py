@@ -1,5 +1,7 @@
 """All that was drafted for a request as one tree, each node with its chance by the drafter who is surest of it."""
 
+import itertools
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,6 +10,10 @@ from paceline.core.tree import DraftTree
 from paceline.spec.merge.guess import guesses
 
 PRICES = (0.0, 0.1, 0.3, 0.6, 1.0)  # of a row, in tokens, at which a draft's gain is computed: between them, lines
+
+LONGEST_CHAIN = 256
+CHAIN = list(range(-1, LONGEST_CHAIN - 1))  # most drafts are one
+DEPTHS_OF_CHAIN, RANKS_OF_CHAIN = list(range(1, LONGEST_CHAIN + 1)), [0] * LONGEST_CHAIN
 
 
 class Ratings(Protocol):
@@ -67,30 +73,49 @@ class Draft:
             at = following
 
     def tree(self, keep: Sequence[int]) -> DraftTree:
-        whole = DraftTree(self.token_ids, self.parents, members=self.members, confidence=self.own)
-        return whole.keep(keep)
+        count = len(keep)
+        if keep and keep[-1] == count - 1:  # the first ones, as most often
+            return DraftTree(
+                self.token_ids[:count], self.parents[:count], None, self.members[:count], self.own[:count]
+            )
+        return DraftTree(self.token_ids, self.parents, None, self.members, self.own).keep(keep)
 
 
 def draft_of(name: str, tree: DraftTree, request_id: str, ratings: Ratings, is_whole: bool = False) -> Draft:
     """One drafter's tree, rated."""
-    found, depth = guesses(tree)
-    factor, known = ratings.factor(request_id), ratings.known
-    own: list[float] = []
-    chances: list[float] = []
-    first = 0.0
-    for parent, guess in zip(tree.parents, found, strict=True):
-        odds = (known.get(guess) or ratings.odds(guess)) * factor
-        chance = odds / (1.0 + odds)
-        own.append(chance)
-        if parent >= 0:
-            chance *= chances[parent]
-        elif chance > first:
-            first = chance
-        chances.append(chance)
+    parents, count = tree.parents, len(tree.parents)
+    is_chain = parents == CHAIN[:count]
+    depths, ranks = (DEPTHS_OF_CHAIN[:count], RANKS_OF_CHAIN[:count]) if is_chain else _places(parents)
+    confidence = tree.confidence or [0.5 ** (1 + rank) for rank in ranks]
+    found = guesses(confidence, depths, ranks)
+    factor, known, rate = ratings.factor(request_id), ratings.known, ratings.odds
+    odds = [factor * (known.get(guess) or rate(guess)) for guess in found]
+    own = [one / (1.0 + one) for one in odds]
+    if is_chain:
+        chances, first = list(itertools.accumulate(own, operator.mul)), own[0] if own else 0.0
+    else:
+        chances, first = [], 0.0
+        for parent, chance in zip(parents, own, strict=True):
+            first = max(first, chance) if parent < 0 else first
+            chances.append(chance if parent < 0 else chance * chances[parent])
     # What was drawn from a distribution of its own must not decide what is offered: that would bias the output.
     whole = tree if is_whole or tree.draft_probs is not None else None
-    said: list[tuple[int, ...]] = [(guess,) for guess in found]
-    return Draft(tree.token_ids, tree.parents, [(name,)] * len(own), said, own, chances, depth, whole, first)
+    members: list[tuple[str, ...]] = [(name,)] * count
+    said: list[tuple[int, ...]] = list(zip(found))
+    return Draft(tree.token_ids, parents, members, said, own, chances, max(depths, default=0), whole, first)
+
+
+def _places(parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Of each node its depth and its rank among its siblings."""
+    depths: list[int] = []
+    ranks: list[int] = []
+    num_children: dict[int, int] = {}
+    for parent in parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+        rank = num_children.get(parent, 0)
+        ranks.append(rank)
+        num_children[parent] = rank + 1
+    return depths, ranks
 
 
 def join(drafts: Sequence[Draft]) -> Draft:

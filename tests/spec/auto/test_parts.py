@@ -18,7 +18,6 @@ from paceline.spec.auto.cost import Market
 from paceline.spec.auto.explore import Bucket, Gain
 from paceline.spec.merge.guess import guesses
 from paceline.spec.merge.pool import draft_of, join
-from tests.toy import toy_request
 
 
 def _trees() -> st.SearchStrategy[list[DraftTree]]:
@@ -62,8 +61,7 @@ def test_where_passes_are_padded_the_size_that_pays_is_filled() -> None:
 
 def test_chances_are_learned_from_confidence_depth_and_rank() -> None:
     acceptance, rng = Acceptance(), random.Random(0)
-    tree = DraftTree([1, 2, 3], [-1, -1, 0], confidence=[0.9, 0.5, 0.9])
-    (first, second, deeper), _ = guesses(tree)
+    first, second, deeper = guesses([0.9, 0.5, 0.9], [1, 1, 2], [0, 1, 0])
     truth = {first: 0.7, second: 0.1, deeper: 0.4}
     for i in range(2000):
         acceptance.learn(f"{i // 50}", [(guess, rng.random() < chance) for guess, chance in truth.items()])
@@ -74,7 +72,7 @@ def test_chances_are_learned_from_confidence_depth_and_rank() -> None:
 
 def test_a_request_s_own_outcomes_move_its_chances_and_leave_others_alone() -> None:
     acceptance = Acceptance()
-    (guess,), _ = guesses(DraftTree([1], [-1], confidence=[0.5]))
+    (guess,) = guesses([0.5], [1], [0])
     before, _ = acceptance.chance(guess, "other")
     acceptance.learn("own", [(guess, True)] * 6)
     own, other = acceptance.chance(guess, "own")[0], acceptance.chance(guess, "other")[0]
@@ -162,11 +160,10 @@ def test_what_is_known_of_a_drafter_and_of_a_request_fades() -> None:
         gain.learn([1.0, 0.9, 0.7, 0.4, 0.0], market, is_new=False)
     gain.learn_of("r", 3.0, 100)
     assert gain.means == pytest.approx([1.0, 0.9, 0.7, 0.4, 0.0])
-    request = toy_request("r", [1])
     expected = []
     for step in (101, 400):
         market.step = step
-        expected += gain.expect([request], lambda request: True, market)
+        expected += gain.expect([(0, "r")], market)
     soon, late = expected
     assert soon.mean > 1.8 > late.mean >= 0.8 and soon.most - soon.mean < late.most - late.mean  # like any other by then
     assert gain.deviation(100)[0] < gain.deviation(5000)[0]
