@@ -318,6 +318,7 @@ class AutoProposer(Proposer):
         seconds = self.members.seconds
         return {
             **self._totals,
+            "steps": self._totals["steps"] + self._num_skipped,
             "own_s": self._own_s,
             "wait_s": self.market.wait_s,
             "exploration_s": self.bucket.lost_s,
