@@ -40,9 +40,9 @@ class CallCostModel:
         if self.num_learned >= FEW_CALLS:  # one stall must not look like a price; what is so expensive shows it again
             passes = min(passes, 0.05 + 2.0 * expected)
         else:
-            if not self.num_learned:  # it takes in a prompt and wakes caches: an upper bound, and often a bad one
-                passes = min(passes, 4.0 * expected)
-            elif self.num_learned > 1:  # of the next few the least counts
+            if (
+                self.num_learned != 1
+            ):  # the first takes in a prompt and wakes caches; of the later ones the least counts
                 passes = min(passes, expected)
             share = passes / max(expected, 1e-9)  # of what was believed before, the proportions are kept
             self.sums[3:] = [share * one for one in self.sums[3:]]

@@ -44,7 +44,12 @@ class Memory:
     def save_when_due(self, run_s: float, state: Callable[[], dict[str, Any]]) -> None:
         if self._path is not None and run_s >= self._due_s:
             self._due_s += min(MOST_BETWEEN_S, self._due_s)
-            if not save(self._path, state()):
+            known, old = state(), load(self._path).get("drafters")
+            if isinstance(old, dict):  # of other engines with this model: the last ones of them are kept
+                others = {name: one for name, one in old.items() if name not in known["drafters"]}
+                room = max(0, MOST_DRAFTERS - len(known["drafters"]))
+                known["drafters"] = dict(list(others.items())[-room:] if room else []) | known["drafters"]
+            if not save(self._path, known):
                 self._path = None
 
 

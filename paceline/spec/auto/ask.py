@@ -49,7 +49,7 @@ class Asking:
         return [one for one in self._able if one.watches or (self._pays and one.worth) or one.name in self._trials]
 
     def _choose_trials(self, market: Market) -> None:
-        """Those with the best surplus per second lost, up to the first that the bucket does not hold: it saves for it."""
+        """Those with the best surplus per second lost, up to the first that the bucket does not hold but saves for."""
         self.next_loss_s = None
         possible = [self._trial_of(drafter, market) for drafter in self._able]
         for trial in sorted([one for one in possible if one is not None], key=_surplus_per_s, reverse=True):

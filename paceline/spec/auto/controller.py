@@ -26,7 +26,7 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.lab.live_pass_cost import PassCostModel
 from paceline.spec.auto.ask import Asking
 from paceline.spec.auto.choose import Choice, choose
-from paceline.spec.auto.constants import LASTING, LEARN_EVERY, PASSAGE, SHARE, UNSURE
+from paceline.spec.auto.constants import LASTING, LEARN_EVERY, PASSAGE, SHARE, TRIED, UNSURE
 from paceline.spec.auto.cost import Market
 from paceline.spec.auto.drafter import Drafter
 from paceline.spec.auto.explore import Bucket
@@ -58,7 +58,8 @@ class AutoProposer(Proposer):
         self.drafters = {name: Drafter(name, proposer) for name, proposer in self.members.proposers.items()}
         self.clock: Callable[[], float] = time.perf_counter
         self.bucket = Bucket()
-        self.market = Market(PassCostModel(calibrate(services), services.pass_sizes))
+        self._launches_ahead = bool(services.pass_sizes)
+        self.market = Market(PassCostModel(calibrate(services), services.pass_sizes), self._launches_ahead)
         self._asking = Asking(self.drafters, self.bucket)
         self._drafts: dict[str, Draft] = {}  # request id -> what was drafted for it last
         self._learns = True
@@ -66,6 +67,7 @@ class AutoProposer(Proposer):
         self._handed_over_s: float | None = None  # when the last step was left to the engine
         self._step_s = self._drafting_s = self._own_s = 0.0  # of the last pass; of all after it; and of all steps
         self._num_to_skip = self._num_skipped = 0
+        self._compare_at = 0
         self._intervals: list[float] | None = []  # what the skipped steps took; None: their requests changed
         self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0}
         self._reasons: Counter[str] = Counter()  # reason -> steps
@@ -113,7 +115,15 @@ class AutoProposer(Proposer):
             return 0
         lacks_s = awake_s + (next_loss_s or 0.0) - self.bucket.saved_s
         least = PASSAGE if next_loss_s is None else 1  # before that nothing will look any different
-        return int(min(LASTING, max(least, lacks_s / (SHARE * self._step_s))))
+        return int(min(4 * LASTING, max(least, lacks_s / (SHARE * self._step_s))))
+
+    def _steps_to_compare(self) -> int:
+        """Where passes can be launched ahead, some steps are skipped even if drafting seems to pay, to see what they
+        take: at once, and then ever more rarely."""
+        if not self._launches_ahead or self.market.step < self._compare_at:
+            return 0
+        self._compare_at = min(max(2 * self.market.step, LASTING // 4), self.market.step + 16 * LASTING)
+        return TRIED
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
@@ -160,8 +170,9 @@ class AutoProposer(Proposer):
         if num_rows > count:
             self._drafted_in = market.step
         if self._learns:
-            market.learn_pass(num_rows, elapsed_s, count)
-        market.learn_rate(num_tokens / count, market.passes.at(num_rows, count) + self._drafting_s)
+            market.learn_step(num_rows, elapsed_s, count)
+        seconds = market.passes.at(num_rows, count) + market.wait_s + self._drafting_s
+        market.learn_rate(num_tokens / count, seconds)
 
     def _learn_outcomes(self, request_id: str, draft: Draft, new_token_ids: Sequence[int]) -> None:
         outcomes: dict[str, list[tuple[int, bool]]] = {}
@@ -181,7 +192,7 @@ class AutoProposer(Proposer):
         self._begin_step(step)
         drafts: dict[int, list[Draft]] = {}  # by index of the request
         rest = [1.0] * len(requests)
-        draft_s, num_asked = 0.0, 0
+        draft_s, asked_s, num_asked = 0.0, 0.0, 0
         for drafter in self._asking.begin(requests, market, self._learns):
             asked = self._asking.whom(drafter, rest, market)
             if asked:
@@ -189,8 +200,9 @@ class AutoProposer(Proposer):
                 part, given = step, budgets
                 if len(asked) < len(requests):
                     part, given = replace(step, requests=[requests[i] for i in asked]), [budgets[i] for i in asked]
-                drafted, spent_s = self._ask(drafter, part, given)
-                draft_s += spent_s
+                drafted, drafter_s, asking_s = self._ask(drafter, part, given)
+                draft_s += drafter_s
+                asked_s += asking_s
                 for i, draft in zip(asked, drafted, strict=True):
                     if draft is not None:
                         drafts.setdefault(i, []).append(draft)
@@ -200,14 +212,13 @@ class AutoProposer(Proposer):
         else:
             offered = [EMPTY_TREE] * len(requests)
             self._reasons["nothing_drafted" if num_asked else "skipped"] += 1
-        self._num_to_skip = 0 if num_asked else self._steps_to_skip()
+        self._num_to_skip = self._steps_to_compare() if num_asked else self._steps_to_skip()
         if [one.is_told for one in self.drafters.values()] != self._told:
             self._set_needs()
         self._handed_over_s = self.clock()
         self._drafting_s = self._handed_over_s - begin_s
-        own_s = self._drafting_s - draft_s
-        self._own_s += own_s
-        market.own_s += (own_s - market.own_s) / PASSAGE
+        self._own_s += self._drafting_s - draft_s
+        market.own_s += (self._drafting_s - asked_s - market.own_s) / PASSAGE
         return offered
 
     def _begin_step(self, step: StepContext) -> None:
@@ -234,8 +245,8 @@ class AutoProposer(Proposer):
 
     def _ask(
         self, drafter: Drafter, step: StepContext, budgets: Sequence[Budget]
-    ) -> tuple[list[Draft | None], float]:
-        """Its drafts for all requests of the step, rated; and the time that it took itself."""
+    ) -> tuple[list[Draft | None], float, float]:
+        """Its drafts for all requests of the step, rated; the time that it took itself, and with rating."""
         begin_s = self.clock()
         market, requests, gains = self.market, step.requests, drafter.gain.requests
         few, bar, further, much = drafter.limits
@@ -267,12 +278,12 @@ class AutoProposer(Proposer):
                 drafter.gain.learn_of(name, market.at_row_price(of_draft), market.step)
                 if is_learned:
                     drafter.gain.learn(of_draft, market, drafter.acceptance.is_new)
+        asking_s = self.clock() - begin_s
         if is_learned:
-            seconds = self.clock() - begin_s + drafter.told_s  # rating is part of the price
-            drafter.cost.learn(seconds, len(requests), deepest, market.unit_s)
+            drafter.cost.learn(asking_s + drafter.told_s, len(requests), deepest, market.unit_s)
         drafter.num_asked += 1
         self._totals["asked"] += len(requests)
-        return drafts, spent_s
+        return drafts, spent_s, asking_s
 
     def _offer(
         self, requests: Sequence[Request], budgets: Sequence[Budget], drafts: dict[int, list[Draft]]
@@ -307,10 +318,10 @@ class AutoProposer(Proposer):
         self.market.passes.restore(numbers(known.get("pass_cost"), self.market.passes.num_knots))
         drafters = known.get("drafters")
         for name, drafter in self.drafters.items():
-            drafter.restore(drafters.get(name) if isinstance(drafters, dict) else None)
+            drafter.restore(drafters.get(self.members.keys[name]) if isinstance(drafters, dict) else None)
 
     def _state(self) -> dict[str, Any]:
-        used = {name: drafter.state() for name, drafter in self.drafters.items() if drafter.num_asked}
+        used = {self.members.keys[name]: one.state() for name, one in self.drafters.items() if one.num_asked}
         return {"pass_cost": self.market.passes.state(), "drafters": used}
 
     def report(self) -> dict[str, Any]:

@@ -17,17 +17,17 @@ class Market:
     """Today's prices. A second is worth the tokens that the last steps gave in one, and never less than plain decoding
     gives: so nothing is bought that plain decoding would beat.
 
-    A step in which the drafters are asked has to wait for them, where others may be prepared beside the pass before
-    (engine/flight.py). What that takes is measured: such steps against those in which nobody is even thought of."""
+    Where passes can be launched ahead (engine/flight.py), a step in which drafters may be asked has to wait for them.
+    What that takes is measured: such steps against those that were skipped, in which nobody was thought of. There
+    the cost of a pass is learned from the skipped steps alone."""
 
-    def __init__(self, passes: PassCostModel) -> None:
-        self.passes = passes
+    def __init__(self, passes: PassCostModel, launches_ahead: bool) -> None:
+        self.passes, self._launches_ahead = passes, launches_ahead
         self.step = self.num_requests = 0
         self.unit_s = self.plain_s = self.tokens_per_s = self.row_price = 0.0
         self.place, self.share = 0, 0.0  # of the row price among PRICES
         self.wait_s = self.own_s = 0.0  # of a step in which drafters may be asked: waiting, and deciding
         self._num_waits = 0
-        self._skipped_at = -LASTING  # the last step that was skipped
         self._tokens = self._steps = 1.0  # lately, per request and step; and a step's time in plain ones
 
     @property
@@ -52,21 +52,18 @@ class Market:
         low = gains[self.place]
         return low + self.share * (gains[self.place + 1] - low)
 
-    def learn_pass(self, num_rows: int, seconds: float, num_requests: int) -> None:
-        """What a step took that did not have to be plain."""
-        if num_rows > num_requests or self.step - self._skipped_at > PASSAGE:
-            self.passes.observe(num_rows, max(seconds - self.wait_s, 0.5 * seconds), num_requests)
+    def learn_step(self, num_rows: int, seconds: float, num_requests: int) -> None:
+        """What a step took in which drafters might be asked."""
+        if not self._launches_ahead:
+            self.passes.observe(num_rows, seconds, num_requests)
             return
-        extra_s = seconds - self.passes.at(num_rows, num_requests)  # than the steps skipped a moment ago
+        extra_s = max(0.0, seconds - self.passes.at(num_rows, num_requests))
         self._num_waits = min(self._num_waits + 1, LASTING // 4)
         self.wait_s += (min(extra_s, 4.0 * self.plain_s) - self.wait_s) / self._num_waits
-        self.wait_s = max(0.0, self.wait_s)
 
     def learn_skipped(self, intervals: Sequence[float]) -> None:
         """What each of the steps took that were skipped, the last ones before the present."""
-        self._skipped_at = self.step
-        if intervals:
-            self.passes.observe(self.num_requests, sorted(intervals)[len(intervals) // 2], self.num_requests)
+        self.passes.observe(self.num_requests, sorted(intervals)[len(intervals) // 2], self.num_requests)
 
     def learn_rate(self, tokens_per_request: float, seconds: float, num_steps: int = 1) -> None:
         """Of so many steps alike."""

@@ -34,7 +34,12 @@ class Verdict(NamedTuple):
         worth = f"{self.price:.2f} that its {1e3 * self.seconds:.2f} ms are worth at {self.tokens_per_s:.0f} tokens/s"
         if self.decision == "tried":
             return f"tried: {self.gain:.2f} tokens expected, but it may be {self.most:.2f}, against {worth}"
-        return f"{self.decision}: {self.gain:.2f} tokens expected {'>' if self.decision == 'asked' else '<'} {worth}"
+        pays = self.gain > self.price
+        late = ", but it has to be told of some passes first" if pays and self.decision == "not asked" else ""
+        return f"{self.decision}: {self.gain:.2f} tokens expected {'>' if pays else '<'} {worth}{late}"
+
+
+NOT_PLANNED = Verdict()
 
 
 @dataclass(slots=True)
@@ -47,7 +52,7 @@ class Drafter:
     first_chance: float = 0.5  # that its first token is right, lately
     num_asked: int = 0  # steps
     is_asked: bool = False  # in the last step
-    verdict: Verdict = Verdict()  # of the last plan or trial
+    verdict: Verdict = NOT_PLANNED  # of the last plan or trial
     # The plan for this step and the next few
     able: list[int] = field(default_factory=list)  # requests, by index in the step, that it can draft for
     expected: list[Expectation] = field(default_factory=list)  # of those
@@ -83,21 +88,21 @@ class Drafter:
         can_draft = self.proposer.can_draft
         self.able = [i for i, request in enumerate(requests) if can_draft(request)]
         if not self.able:
-            self.verdict = Verdict()
+            self.verdict = NOT_PLANNED
         return bool(self.able)
 
     def plan(self, requests: Sequence[Request], market: Market) -> None:
         self.expected = self.gain.expect([(i, requests[i].request_id) for i in self.able], market)
         self.call_s, self.each_s = self.cost.parts(market.unit_s)
         self.worth, self.surplus = self.worth_asking(None, market)
-        # A path goes on where what follows is worth a row, and a level of drafting. Where a request's last drafts brought
-        # little, more than a few nodes are not worth rating.
+        # A path goes on where what follows is worth a row, and a level of drafting. Where a request's last drafts
+        # brought little, more than a few nodes are not worth rating.
         bar = min(0.9, market.row_price)
         level = market.tokens_per_s * self.cost.level_s(len(self.able), market.unit_s)
         further = min(0.9, (bar + level) / max(0.3, self.first_chance))
         self.limits = max(1, round(FEW_NODES * (1.0 - bar))), bar, further, 2.0 * (1.0 - bar)
         gain, most = sum([one.mean for one in self.expected]), sum([one.most for one in self.expected])
-        seconds = self.call_s + self.each_s * len(self.expected)
+        seconds = self.call_s + self.each_s * len(self.expected) + market.awake_s
         self.verdict = Verdict("not asked", gain, most, seconds, market.tokens_per_s)
 
     def worth_asking(self, rest: Sequence[float] | None, market: Market) -> tuple[list[Expectation], float]:

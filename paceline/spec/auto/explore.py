@@ -15,11 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-
 from paceline.spec.auto.constants import FIRST_SPREAD, LASTING, PASSAGE, SHARE, START_S, TRIED
 from paceline.spec.auto.cost import Market
 from paceline.spec.merge.pool import PRICES
-
 
 LONGEST = 16  # tokens of a draft, each certain: more than a row's price is no drafter's gain
 

@@ -4,6 +4,7 @@ Who is asked, and what becomes of the trees, is up to the owner: `merge` (spec/m
 (spec/auto/controller.py).
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,8 +21,12 @@ if TYPE_CHECKING:
 
 
 class Members:
-    def __init__(self, proposers: Mapping[str, Proposer], limits: Mapping[str, Budget]) -> None:
+    def __init__(
+        self, proposers: Mapping[str, Proposer], limits: Mapping[str, Budget], keys: Mapping[str, str] | None = None
+    ) -> None:
+        """`keys`: what tells each from another of the same method, in what is kept of them; its name, without."""
         self.proposers, self.limits = dict(proposers), dict(limits)
+        self.keys = dict(keys or {name: name for name in proposers})
         self.faults = DrafterFaults()
         self.clock: Callable[[], float] = time.perf_counter
         self.seconds = dict.fromkeys(proposers, 0.0)  # host time spent on each so far
@@ -31,13 +36,15 @@ class Members:
         from paceline.spec.methods import build_proposer  # the table has rows for those who own members
 
         proposers: dict[str, Proposer] = {}
-        limits = {}
+        limits, keys = {}, {}
         for config in configs:
             same = sum(name.split("#")[0] == config.method for name in proposers)
             name = config.method if not same else f"{config.method}#{same + 1}"
             proposers[name] = build_proposer(config.method, services, config.options)
             limits[name] = Budget(config.node_budget, config.num_speculative_tokens)
-        return Members(proposers, limits)
+            options = repr(sorted(config.options.items())).encode()
+            keys[name] = f"{config.method} {hashlib.sha256(options).hexdigest()[:12]}"
+        return Members(proposers, limits, keys)
 
     def ask(self, name: str, step: StepContext, budgets: Sequence[Budget]) -> tuple[list[DraftTree], float]:
         """Its trees, and the time they took; a member that raises has none."""

@@ -75,9 +75,7 @@ class Draft:
     def tree(self, keep: Sequence[int]) -> DraftTree:
         count = len(keep)
         if keep and keep[-1] == count - 1:  # the first ones, as most often
-            return DraftTree(
-                self.token_ids[:count], self.parents[:count], None, self.members[:count], self.own[:count]
-            )
+            return DraftTree(self.token_ids[:count], self.parents[:count], None, self.members[:count], self.own[:count])
         return DraftTree(self.token_ids, self.parents, None, self.members, self.own).keep(keep)
 
 

@@ -36,16 +36,19 @@ class Simulation:
     users: int = 1
     length: int = 100
     curve: PassCost = CURVE
+    wait_s: float = 0.0  # that a step takes longer where the drafters may be asked, as on a GPU
     clock: Clock = field(default_factory=Clock)
     num_steps: int = 0
     num_tokens: int = 0
     plain_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self._rng, self._count = random.Random(0), 0
+        self._rng, self.num_admitted = random.Random(0), 0
         self._truth: dict[str, list[int]] = {}
         self._running: list[Request] = []
         self._drafts: dict[str, DraftTree] = {}
+        self.num_skipped = 0
+        self._is_skipped = False
 
     def future(self, request: Request, length: int) -> list[int]:
         at = request.num_output_tokens
@@ -69,22 +72,29 @@ class Simulation:
             if request.finished:
                 self._running.remove(request)
                 gone.append(request)
-        self.clock.now_s += self.curve(first)
+        self.clock.now_s += self.curve(first) + (0.0 if self._is_skipped else self.wait_s)
         emitted = sum(len(one.new_token_ids) for one in passes)
         self.num_tokens += emitted
         self.plain_s += self.curve(len(passes)) * emitted / len(passes)
-        step = StepContext(list(self._running), passes, gone)
-        self._drafts = {}
-        if proposer.skips_next_step() and not gone:
-            proposer.skip_step()
-        else:
-            proposer.observe(step)
-            trees = proposer.propose(step, [Budget(24, 16)] * len(step.requests))
-            self._drafts = {one.request_id: tree for one, tree in zip(step.requests, trees, strict=True)}
+        self._draft(proposer, StepContext(list(self._running), passes, gone))
         self.num_steps += 1
 
+    def _draft(self, proposer: Proposer, step: StepContext) -> None:
+        """As spec/speculator.py does it."""
+        is_new = any(one.start == 0 for one in step.passes)
+        if not self._is_skipped or step.gone or is_new:
+            proposer.observe(step)
+        self._drafts = {}
+        self._is_skipped = proposer.skips_next_step()
+        if self._is_skipped:
+            proposer.skip_step()
+            self.num_skipped += 1
+            return
+        trees = proposer.propose(step, [Budget(24, 16)] * len(step.requests))
+        self._drafts = {one.request_id: tree for one, tree in zip(step.requests, trees, strict=True)}
+
     def _admit(self) -> None:
-        name, self._count = f"{self._count}", self._count + 1
+        name, self.num_admitted = f"{self.num_admitted}", self.num_admitted + 1
         request = toy_request(name, [1], max_tokens=10**6)
         request.status = RequestStatus.RUNNING
         self._truth[name] = [self._rng.randrange(VOCAB // 2) for _ in range(self.length + 32)]
@@ -148,5 +158,6 @@ def auto(
     members = Members(drafters, dict.fromkeys(drafters, Budget(24, 16)))
     monkeypatch.setattr("paceline.spec.default_members.build_members", lambda *given: members)
     rows = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-    services = EngineParts(VOCAB, 4096, pass_cost={count: world.curve(count) for count in rows})
+    sizes = rows if world.wait_s else ()
+    services = EngineParts(VOCAB, 4096, pass_cost={n: world.curve(n) for n in rows}, pass_sizes=sizes)
     return AutoProposer(services, Budget(24, 16), **options)

@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 
+from paceline.lab.pass_cost import PassCost
 from paceline.spec.proposer import Needs
 from tests.spec.auto.simulation import CURVE, Planted, Simulation, auto
 
 PASS_S = CURVE(1)
+FLAT = PassCost.of({1: PASS_S, 16: 1.02 * PASS_S, 64: 1.2 * PASS_S})  # as on a GPU
 
 
 def never(step: int) -> float:
@@ -100,3 +102,46 @@ def test_a_price_is_measured_and_not_inferred(monkeypatch: pytest.MonkeyPatch) -
         world.run(controller, 300)
         figures[name] = controller.report()["members"][name]["price_s"]
     assert figures["a"] == pytest.approx(0.001, rel=0.2) and figures["b"] == pytest.approx(0.004, rel=0.2)
+
+
+@pytest.mark.parametrize(("wait", "pays"), [(0.0, True), (2.0, False)])
+def test_what_a_step_waits_for_drafters_is_part_of_their_price(
+    monkeypatch: pytest.MonkeyPatch, wait: float, pays: bool
+) -> None:
+    """As on a GPU, where passes are launched ahead unless somebody drafts: nobody tells the controller of it."""
+    world = Simulation(curve=FLAT, wait_s=max(1e-9, wait * PASS_S))
+    drafter = Planted(world, accuracy=lambda step: 0.7, confidence=0.7, call_s=0.02 * PASS_S, length=4)
+    controller = auto(monkeypatch, world, {"good": drafter})
+    world.run(controller, 600)  # brings about 1.8 tokens more
+    speedup = world.run(controller, 3000)
+    assert speedup > 1.8 if pays else speedup > 0.98
+    assert controller.report()["wait_s"] == pytest.approx(wait * PASS_S, rel=0.1, abs=0.02 * PASS_S)
+
+
+@pytest.mark.parametrize("users", [1, 32])
+@pytest.mark.parametrize("wait", [0.0, 0.5])
+def test_where_nothing_pays_long_runs_of_steps_are_skipped(
+    monkeypatch: pytest.MonkeyPatch, users: int, wait: float
+) -> None:
+    """All drafters alike; what it takes to think of them again comes out of the bucket."""
+    world = Simulation(users, length=1000, wait_s=wait * PASS_S)
+    drafters: dict[str, Any] = {
+        "useless": Planted(world, **BAD["useless"], call_s=0.02 * PASS_S),
+        "slow": Planted(world, **BAD["slow"]),
+        "watching": Planted(world, **BAD["useless and watching"], call_s=0.1 * PASS_S),
+    }
+    controller = auto(monkeypatch, world, drafters)
+    world.run(controller, 400)
+    before = world.num_skipped
+    speedup = world.run(controller, 1000)
+    assert world.num_skipped - before > (0.4 if not wait else 0.95) * 1000
+    assert speedup > 0.99
+
+
+def test_a_new_request_is_noticed_in_a_run_of_skipped_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts for every second request are right: each is found soon after it arrives."""
+    world = Simulation(length=200)
+    drafter = Planted(world, accuracy=lambda step: 0.9 if world.num_admitted % 2 else 0.0, confidence=0.9)
+    controller = auto(monkeypatch, world, {"half": drafter})
+    world.run(controller, 1000)
+    assert world.run(controller, 3000) > 1.25
