@@ -65,7 +65,7 @@ class AutoProposer(Proposer):
         self._learns = True
         self._drafted_in = 0  # the last step whose pass verified a node
         self._handed_over_s: float | None = None  # when the last step was left to the engine
-        self._step_s = self._drafting_s = self._own_s = 0.0  # of the last pass; of all after it; and of all steps
+        self._drafting_s = self._own_s = 0.0  # of all after the last pass; and of the controller in all steps
         self._num_to_skip = self._num_skipped = 0
         self._compare_at = 0
         self._intervals: list[float] | None = []  # what the skipped steps took; None: their requests changed
@@ -111,11 +111,11 @@ class AutoProposer(Proposer):
         think of it, as this step did in vain."""
         awake_s, next_loss_s = self.market.awake_s, self._asking.next_loss_s
         self.bucket.pay(awake_s)
-        if self._step_s <= 0.0 or any(one.watches and one.is_told for one in self.drafters.values()):
+        if any(one.watches and one.is_told for one in self.drafters.values()):
             return 0
         lacks_s = awake_s + (next_loss_s or 0.0) - self.bucket.saved_s
         least = PASSAGE if next_loss_s is None else 1  # before that nothing will look any different
-        return int(min(4 * LASTING, max(least, lacks_s / (SHARE * self._step_s))))
+        return int(min(4 * LASTING, max(least, lacks_s / (SHARE * self.market.plain_s))))
 
     def _steps_to_compare(self) -> int:
         """Where passes can be launched ahead, some steps are skipped even if drafting seems to pay, to see what they
@@ -155,7 +155,7 @@ class AutoProposer(Proposer):
             drafter.is_asked = False
 
     def _learn_cost(self, step: StepContext, elapsed_s: float) -> None:
-        self.bucket.earn(elapsed_s + self._drafting_s, elapsed_s)
+        self.bucket.earn(elapsed_s + self._drafting_s, self.market.plain_s)
         count = num_rows = num_tokens = 0
         for verified in step.passes:
             if verified.num_committed > 1:
@@ -166,7 +166,7 @@ class AutoProposer(Proposer):
                 num_tokens += len(verified.new_token_ids)
         if not count or elapsed_s <= 0.0:
             return
-        market, self._step_s = self.market, elapsed_s
+        market = self.market
         if num_rows > count:
             self._drafted_in = market.step
         if self._learns:
@@ -231,7 +231,7 @@ class AutoProposer(Proposer):
             self._note_interval()
             self._num_skipped = 0
             self._reasons["skipped"] += skipped
-            self.bucket.earn(skipped * self._step_s, self._step_s)
+            self.bucket.earn(skipped * market.plain_s, market.plain_s)
             if self._intervals and count == market.num_requests:
                 market.learn_skipped(self._intervals)
             market.learn_rate(1.0, market.plain_s, skipped)
