@@ -59,10 +59,15 @@ class CallCostModel:
         self.num_learned += 1
         self._draw()
 
-    def restore(self, sums: Sequence[float]) -> None:
-        """All calls of another run weigh as much as one of this."""
-        self.sums, self.num_learned = [one / sums[0] for one in sums], FEW_CALLS
-        self._draw()
+    def state(self) -> list[float]:
+        """To be kept, and given to `restore` of another one."""
+        return list(self.sums)
+
+    def restore(self, state: Sequence[float]) -> None:
+        """All calls of another run weigh as much as one of this; nothing where they cannot have been."""
+        if min(state) > 0.0:
+            self.sums, self.num_learned = [one / state[0] for one in state], FEW_CALLS
+            self._draw()
 
     def parts(self, unit_s: float) -> tuple[float, float]:
         """Seconds of a call, and of each request in it."""

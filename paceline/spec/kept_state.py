@@ -12,9 +12,9 @@ import math
 import os
 import platform
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -28,6 +28,29 @@ VERSION = 2  # of the file; raise it when its numbers mean something else
 MOST_BYTES = 1 << 16
 FIRST_SAVE_S, MOST_BETWEEN_S = 4.0, 60.0  # of running before the first time, then twice as long each time, up to this
 MOST_DRAFTERS = 32  # of one model, the last ones used
+
+
+class Keeps(Protocol):
+    """Something learned that is worth keeping."""
+
+    def state(self) -> list[float]: ...
+
+    def restore(self, state: Sequence[float]) -> None: ...
+
+
+def states(parts: Mapping[str, Keeps]) -> dict[str, list[float]]:
+    return {name: part.state() for name, part in parts.items()}
+
+
+def restore(parts: Mapping[str, Keeps], known: Any) -> None:
+    """None of them where anything of it is wrong."""
+    if not isinstance(known, dict):
+        return
+    found = {name: numbers(known.get(name), len(state)) for name, state in states(parts).items()}
+    for name, part in parts.items():
+        state = found[name]
+        if state is not None and None not in found.values():
+            part.restore(state)
 
 
 class Memory:

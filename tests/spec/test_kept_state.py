@@ -8,6 +8,7 @@ import pytest
 
 from paceline.spec import kept_state
 from paceline.spec.auto.controller import AutoProposer
+from paceline.spec.kept_state import states
 from tests.spec.auto.simulation import CURVE, Planted, Simulation, auto
 
 PASS_S = CURVE(1)
@@ -64,12 +65,12 @@ def test_a_damaged_file_is_the_same_as_none(monkeypatch: pytest.MonkeyPatch, kep
     kept.write_text(text)
     world, damaged = engine(monkeypatch)
     _, fresh = engine(monkeypatch, remember=False)
-    assert damaged.drafters["drafter"].state() == fresh.drafters["drafter"].state()
+    assert states(damaged.drafters["drafter"].kept) == states(fresh.drafters["drafter"].kept)
     assert damaged.market.passes.state() == fresh.market.passes.state()
     world.run(damaged, 100)
 
 
-@pytest.mark.parametrize("part", ["acceptance", "gain", "cost", "first_chance"])
+@pytest.mark.parametrize("part", ["acceptance", "gain", "cost"])
 @pytest.mark.parametrize("wrong", [None, [], [None], ["1"], [float("nan")], [-1e12]], ids=str)
 def test_nothing_of_a_drafter_is_believed_where_a_part_is_wrong(
     monkeypatch: pytest.MonkeyPatch, kept: Path, part: str, wrong: Any
@@ -82,7 +83,7 @@ def test_nothing_of_a_drafter_is_believed_where_a_part_is_wrong(
     kept.write_text(json.dumps(known))
     _, second = engine(monkeypatch)
     _, fresh = engine(monkeypatch, remember=False)
-    assert second.drafters["drafter"].state() == fresh.drafters["drafter"].state()
+    assert states(second.drafters["drafter"].kept) == states(fresh.drafters["drafter"].kept)
 
 
 def test_it_can_be_switched_off_and_a_folder_that_cannot_be_written_is_no_error(
@@ -103,3 +104,18 @@ def test_without_a_model_or_where_the_variable_says_so_nothing_is_kept(monkeypat
     assert kept_state.state_path(SERVICES) is None
     monkeypatch.setenv(kept_state.VARIABLE, "off")
     assert kept_state.state_path(SERVICES) is None
+
+
+def test_drafters_of_other_engines_are_kept_beside_and_their_number_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, kept: Path
+) -> None:
+    world, first = engine(monkeypatch)
+    first.members.keys["drafter"] = "another of the same method"
+    world.run(first, 3000)
+    known = json.loads(kept.read_text())
+    many = {f"old {i}": known["drafters"]["another of the same method"] for i in range(2 * kept_state.MOST_DRAFTERS)}
+    kept.write_text(json.dumps(known | {"drafters": many | known["drafters"]}))
+    world, second = engine(monkeypatch)
+    world.run(second, 3000)
+    names = list(json.loads(kept.read_text())["drafters"])
+    assert len(names) == kept_state.MOST_DRAFTERS and names[-2:] == ["another of the same method", "drafter"]

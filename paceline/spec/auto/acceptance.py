@@ -14,8 +14,6 @@ from paceline.lab.estimate import Estimate
 from paceline.spec.auto.constants import LASTING, PASSAGE
 from paceline.spec.merge.guess import features_of
 
-NOTHING = Estimate((0.0,), (1.0,))  # is known of a request's own offset before its first outcome
-
 
 class Acceptance:
     def __init__(self) -> None:
@@ -31,7 +29,7 @@ class Acceptance:
         return self.estimate.num_learned < LASTING // 4
 
     def odds(self, guess: int) -> float:
-        """For a request like any other, a standard deviation lower: what is not known yet is not bought."""
+        """For a request like any other, a standard deviation below the mean: what is not known yet is not bought."""
         odds = self.known.get(guess)
         if odds is None:
             features = features_of(guess)
@@ -42,13 +40,6 @@ class Acceptance:
     def factor(self, request_id: str) -> float:
         """On the odds, for this request."""
         return self._factors.get(request_id, 1.0)
-
-    def chance(self, guess: int, request_id: str) -> tuple[float, float]:
-        """Mean and variance."""
-        features, own = features_of(guess), self._requests.get(request_id, NOTHING)
-        chance = 1.0 / (1.0 + math.exp(-self.estimate.at(features) - own.weights[0]))
-        doubt = self.estimate.variance(features) + own.variances[0]
-        return chance, doubt * (chance * (1.0 - chance)) ** 2
 
     def learn(self, request_id: str, outcomes: Sequence[tuple[int, bool]]) -> None:
         own = self._requests.get(request_id)

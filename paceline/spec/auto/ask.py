@@ -52,7 +52,7 @@ class Asking:
         """Those with the best surplus per second lost, up to the first that the bucket does not hold but saves for."""
         self.next_loss_s = None
         possible = [self._trial_of(drafter, market) for drafter in self._able]
-        for trial in sorted([one for one in possible if one is not None], key=_surplus_per_s, reverse=True):
+        for trial in sorted([one for one in possible if one is not None], key=lambda one: -one.surplus / one.loss_s):
             if trial.loss_s > self._bucket.saved_s:
                 self.next_loss_s = trial.loss_s
                 return
@@ -68,7 +68,7 @@ class Asking:
         if drafter.tried_until >= market.step or (is_asked and drafter.watches):
             return None
         others = [one for one in drafter.expected if not (is_asked and one in drafter.worth)]
-        others.sort(key=_upper_bound)
+        others.sort(key=lambda one: -one.most)
         is_known = drafter.num_asked >= TRIED  # before, it is asked for one request: its price is not known
         num_steps = TRIED if is_known and drafter.watches else 1
         if is_known and not drafter.watches:
@@ -103,7 +103,7 @@ class Asking:
         if trial is not None:
             asked = asked + [one for one in trial.asked if one not in asked]
         elif is_tried and not asked:
-            asked = sorted(drafter.expected, key=_upper_bound)[: TRIED if drafter.num_asked >= TRIED else 1]
+            asked = sorted(drafter.expected, key=lambda one: -one.most)[: TRIED if drafter.num_asked >= TRIED else 1]
         if not asked:
             return []
         drafter.is_asked = True
@@ -122,12 +122,3 @@ class Asking:
             if self._bucket.saved_s <= 0.0 and drafter.tried_until < market.step:
                 drafter.told_until = market.step
         drafter.is_told = market.step <= drafter.told_until
-
-
-def _upper_bound(one: Expectation) -> float:
-    """For sorting, the largest first."""
-    return -one.most
-
-
-def _surplus_per_s(trial: Trial) -> float:
-    return trial.surplus / trial.loss_s

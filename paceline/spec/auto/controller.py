@@ -31,7 +31,7 @@ from paceline.spec.auto.cost import Market
 from paceline.spec.auto.drafter import Drafter
 from paceline.spec.auto.explore import Bucket
 from paceline.spec.engine_parts import EngineParts
-from paceline.spec.kept_state import Memory, numbers
+from paceline.spec.kept_state import Memory, numbers, restore, states
 from paceline.spec.merge.merge import side_by_side
 from paceline.spec.merge.pool import PRICES, Draft, draft_of, join
 from paceline.spec.pass_calibration import calibrate
@@ -141,7 +141,8 @@ class AutoProposer(Proposer):
             for verified in step.passes:
                 draft = self._drafts.get(verified.request.request_id)
                 if draft is not None and (self._learns or self.drafters[draft.members[0][0]].acceptance.is_new):
-                    self._learn_outcomes(verified.request.request_id, draft, verified.new_token_ids)
+                    for name, outcomes in draft.outcomes(verified.new_token_ids).items():
+                        self.drafters[name].acceptance.learn(verified.request.request_id, outcomes)
             self._drafts = {}
         for request in step.gone:
             for drafter in self.drafters.values():
@@ -173,14 +174,6 @@ class AutoProposer(Proposer):
             market.learn_step(num_rows, elapsed_s, count)
         seconds = market.passes.at(num_rows, count) + market.wait_s + self._drafting_s
         market.learn_rate(num_tokens / count, seconds)
-
-    def _learn_outcomes(self, request_id: str, draft: Draft, new_token_ids: Sequence[int]) -> None:
-        outcomes: dict[str, list[tuple[int, bool]]] = {}
-        for node, hit in draft.outcomes(new_token_ids):
-            for member, guess in zip(draft.members[node], draft.guesses[node], strict=True):
-                outcomes.setdefault(member, []).append((guess, hit))
-        for member, of_member in outcomes.items():
-            self.drafters[member].acceptance.learn(request_id, of_member)
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
@@ -318,10 +311,10 @@ class AutoProposer(Proposer):
         self.market.passes.restore(numbers(known.get("pass_cost"), self.market.passes.num_knots))
         drafters = known.get("drafters")
         for name, drafter in self.drafters.items():
-            drafter.restore(drafters.get(self.members.keys[name]) if isinstance(drafters, dict) else None)
+            restore(drafter.kept, drafters.get(self.members.keys[name]) if isinstance(drafters, dict) else None)
 
     def _state(self) -> dict[str, Any]:
-        used = {self.members.keys[name]: one.state() for name, one in self.drafters.items() if one.num_asked}
+        used = {self.members.keys[name]: states(one.kept) for name, one in self.drafters.items() if one.num_asked}
         return {"pass_cost": self.market.passes.state(), "drafters": used}
 
     def report(self) -> dict[str, Any]:

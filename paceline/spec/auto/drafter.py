@@ -11,7 +11,7 @@ from paceline.spec.auto.acceptance import Acceptance
 from paceline.spec.auto.constants import FEW_NODES, PASSAGE
 from paceline.spec.auto.cost import Market
 from paceline.spec.auto.explore import Expectation, Gain
-from paceline.spec.kept_state import numbers
+from paceline.spec.kept_state import Keeps
 from paceline.spec.proposer import Proposer
 
 
@@ -119,28 +119,10 @@ class Drafter:
         self.acceptance.forget(request_id)
         self.gain.requests.pop(request_id, None)
 
-    def state(self) -> dict[str, list[float]]:
-        """What is kept for the next start."""
-        return {
-            "acceptance": self.acceptance.estimate.state(),
-            "gain": [*self.gain.means, self.gain.spread, self.gain.count],
-            "cost": list(self.cost.sums),
-            "first_chance": [self.first_chance],
-        }
-
-    def restore(self, known: Any) -> None:
-        """Nothing of it where anything of it is wrong."""
-        if not isinstance(known, dict):
-            return
-        acceptance, gain, cost, first = [numbers(known.get(name), len(one)) for name, one in self.state().items()]
-        if acceptance is None or gain is None or cost is None or first is None:
-            return
-        if min(*gain, *cost, *first, 1.0 - first[0]) < 0.0 or cost[0] <= 0.0:
-            return
-        self.acceptance.estimate.restore(acceptance)
-        self.gain.restore(gain)
-        self.cost.restore(cost)
-        self.first_chance = first[0]
+    @property
+    def kept(self) -> dict[str, Keeps]:
+        """For the next start."""
+        return {"acceptance": self.acceptance.estimate, "gain": self.gain, "cost": self.cost}
 
     def report(self) -> dict[str, Any]:
         verdict = self.verdict

@@ -47,9 +47,13 @@ class Gain:
     step: int = 0  # of the last draft
     requests: dict[str, RequestGain] = field(default_factory=dict)
 
-    def restore(self, known: Sequence[float]) -> None:
-        *self.means, self.spread, count = known
-        self.count = min(count, float(PASSAGE))  # what another run showed is soon outweighed
+    def state(self) -> list[float]:
+        return [*self.means, self.spread, self.count]
+
+    def restore(self, state: Sequence[float]) -> None:
+        """What another run showed is soon outweighed."""
+        *self.means, self.spread, count = [max(0.0, one) for one in state]
+        self.count = min(count, float(PASSAGE))
 
     def learn(self, gains: Sequence[float], market: Market, is_new: bool) -> None:
         """From one draft of any request. `is_new`: so is its drafter, and what its last drafts were thought to bring is

@@ -2,7 +2,7 @@
 
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -57,20 +57,23 @@ class Draft:
                         at_high += chance - high
         return [free, at_low, at_middle, at_high, 0.0]
 
-    def outcomes(self, new_token_ids: Sequence[int]) -> Iterator[tuple[int, bool]]:
-        """(node, was it right) of every child on the path that the tokens took."""
+    def outcomes(self, new_token_ids: Sequence[int]) -> dict[str, list[tuple[int, bool]]]:
+        """Drafter -> (guess, was it right) of each child of its own on the path that the tokens took."""
+        found: dict[str, list[tuple[int, bool]]] = {}
         at, parents = -1, self.parents
         for token in new_token_ids:
             following = -1
             for node in range(at + 1, len(parents)):
                 if parents[node] == at:
                     hit = self.token_ids[node] == token
-                    yield node, hit
+                    for member, guess in zip(self.members[node], self.guesses[node], strict=True):
+                        found.setdefault(member, []).append((guess, hit))
                     if hit:
                         following = node
             if following < 0:
-                return
+                break
             at = following
+        return found
 
     def tree(self, keep: Sequence[int]) -> DraftTree:
         count = len(keep)
