@@ -168,8 +168,7 @@ class AutoProposer(Proposer):
         if not count or elapsed_s <= 0.0:
             return
         market = self.market
-        if num_rows > count:
-            self._drafted_in = market.step
+        self._drafted_in = market.step if num_rows > count else self._drafted_in
         if self._learns:
             market.learn_step(num_rows, elapsed_s, count)
         seconds = market.passes.at(num_rows, count) + market.wait_s + self._drafting_s
@@ -216,8 +215,7 @@ class AutoProposer(Proposer):
 
     def _begin_step(self, step: StepContext) -> None:
         market, skipped = self.market, self._num_skipped
-        running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
-        count = max(running, len(step.requests))
+        count = max(sum([one.request.status is RequestStatus.RUNNING for one in step.passes]), len(step.requests))
         market.step += 1 + skipped
         self._totals["steps"] += 1 + skipped
         if skipped:
@@ -287,7 +285,6 @@ class AutoProposer(Proposer):
         # Where no draft was verified for long, rows may cost less than they seem to.
         price = max(UNSURE, 0.5 ** ((market.step - self._drafted_in) / LASTING)) * market.tokens_per_s
         choice = choose(chances, market.num_requests, market.passes, price)
-        num_drafted = num_offered = 0
         for (i, of_request), draft, keep in zip(drafts.items(), joined, choice.keep, strict=True):
             self._drafts[requests[i].request_id] = draft
             whole = {one.members[0][0]: one.whole for one in of_request if one.whole is not None}
@@ -297,10 +294,8 @@ class AutoProposer(Proposer):
                     offered[i] = side_by_side(whole, budgets[i])
             elif keep:
                 offered[i] = draft.tree(keep[: budgets[i].num_nodes])
-            num_drafted += len(draft.chances)
-            num_offered += len(offered[i])
-        self._totals["drafted_nodes"] += num_drafted
-        self._totals["offered_nodes"] += num_offered
+            self._totals["drafted_nodes"] += len(draft.chances)
+            self._totals["offered_nodes"] += len(offered[i])
         self._reasons["pays" if choice.num_nodes else "too_expensive"] += 1
         self._last = choice
         return offered
@@ -333,12 +328,11 @@ class AutoProposer(Proposer):
         }
 
     def _said(self) -> str:
-        if self._last is None:
-            return "nothing asked yet"
         choice, market = self._last, self.market
-        batch = f"{market.num_requests} request{'s' if market.num_requests != 1 else ''}"
+        if choice is None:
+            return "nothing asked yet"
         if not choice.num_nodes:
-            return f"off: no draft for {batch} is expected to save more than it costs"
-        worth = market.tokens_per_s * choice.seconds
-        more = f"{choice.tokens:.2f} more tokens for {choice.seconds / market.plain_s:.0%} more time"
-        return f"{choice.num_nodes} nodes for {batch}: {more}, which is worth {worth:.2f} tokens"
+            return f"off: no draft for {market.num_requests} running is expected to save more than it costs"
+        worth, share = market.tokens_per_s * choice.seconds, choice.seconds / market.plain_s
+        more = f"{choice.tokens:.2f} more tokens for {share:.0%} more time, which is worth {worth:.2f} tokens"
+        return f"{choice.num_nodes} nodes for {market.num_requests} running: {more}"
