@@ -30,7 +30,7 @@ class Verdict(NamedTuple):
 
     def __str__(self) -> str:
         if not self.tokens_per_s:
-            return "not asked: it has nothing to draft from"
+            return "not asked: nothing to draft from so far"
         worth = f"{self.price:.2f} that its {1e3 * self.seconds:.2f} ms are worth at {self.tokens_per_s:.0f} tokens/s"
         if self.decision == "tried":
             return f"tried: {self.gain:.2f} tokens expected, but it may be {self.most:.2f}, against {worth}"
