@@ -56,7 +56,7 @@ class Acceptance:
             own.learn((1.0,), error, noise, PASSAGE)
         self._factors[request_id] = math.exp(max(-5.0, min(5.0, own.weights[0])))
         num_learned = estimate.num_learned
-        refresh = PASSAGE if num_learned < LASTING else LASTING // 4  # later they change slowly
+        refresh = LASTING // 8 if num_learned < LASTING else LASTING  # later they change slowly
         if self.is_new or num_learned // refresh != (num_learned - len(outcomes)) // refresh:
             self.known.clear()
 

@@ -26,6 +26,7 @@ class Asking:
         self._drafters, self._bucket = list(drafters.values()), bucket
         self._names: list[str] = []  # of the requests that the plans are for
         self._able: list[Drafter] = []  # who can draft for any of them
+        self._active: list[Drafter] = []  # and may be asked now
         self._pays = False  # asking whoever is worth it, by the plans
         self._trials: dict[str, Trial] = {}  # of this step
         self.next_loss_s: float | None = 0.0  # of what is tried next, as soon as the bucket holds it; None: nothing
@@ -46,7 +47,8 @@ class Asking:
             self._pays = sum([one.surplus for one in self._able]) > market.tokens_per_s * market.awake_s
             if is_learned_from:
                 self._choose_trials(market)
-        return [one for one in self._able if one.watches or (self._pays and one.worth) or one.name in self._trials]
+            self._active = [d for d in self._able if d.watches or (self._pays and d.worth) or d.name in self._trials]
+        return self._active
 
     def _choose_trials(self, market: Market) -> None:
         """Those with the best surplus per second lost, up to the first that the bucket does not hold but saves for."""

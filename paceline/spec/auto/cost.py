@@ -23,9 +23,8 @@ class Market:
 
     def __init__(self, passes: PassCostModel, launches_ahead: bool) -> None:
         self.passes, self._launches_ahead = passes, launches_ahead
-        self.step = self.num_requests = 0
-        self.unit_s = self.plain_s = self.tokens_per_s = self.row_price = 0.0
-        self.place, self.share = 0, 0.0  # of the row price among PRICES
+        self.step = self.num_requests = self.place = 0
+        self.unit_s = self.plain_s = self.tokens_per_s = self.row_price = self.share = 0.0  # place, share: in PRICES
         self.wait_s = self.own_s = 0.0  # of a step in which drafters may be asked: waiting, and deciding
         self._num_waits = 0
         self._tokens = self._steps = 1.0  # lately, per request and step; and a step's time in plain ones

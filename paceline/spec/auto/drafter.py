@@ -87,8 +87,7 @@ class Drafter:
         """For which of them it can draft at all, if any."""
         can_draft = self.proposer.can_draft
         self.able = [i for i, request in enumerate(requests) if can_draft(request)]
-        if not self.able:
-            self.verdict = NOT_PLANNED
+        self.verdict = self.verdict if self.able else NOT_PLANNED
         return bool(self.able)
 
     def plan(self, requests: Sequence[Request], market: Market) -> None:
