@@ -88,6 +88,8 @@ class Asking:
         if not drafter.is_ready(market.step):
             num_steps += PASSAGE
             loss_s += PASSAGE * market.wait_s
+        if drafter.watches:
+            loss_s += (num_steps + PASSAGE) * drafter.told_s
         return Trial(drafter, others, num_steps, surplus, loss_s)
 
     def whom(self, drafter: Drafter, rest: Sequence[float], market: Market) -> list[int]:
@@ -119,8 +121,8 @@ class Asking:
         """One that is not asked is told of passes out of the bucket, as long as others can be tried from it too."""
         if is_asked:
             drafter.keep_told(market.step, PASSAGE)
-        elif drafter.told_s:
+        elif drafter.is_told and math.isinf(drafter.told_until):  # later ones are part of a trial's price
             self._bucket.pay(min(drafter.told_s, max(0.0, self._bucket.saved_s)))
             if self._bucket.saved_s <= 0.0 and drafter.tried_until < market.step:
-                drafter.told_until = market.step
+                drafter.told_until = market.step - 1
         drafter.is_told = market.step <= drafter.told_until

@@ -151,8 +151,8 @@ class AutoProposer(Proposer):
         for name, drafter in self.drafters.items():
             if not self._num_skipped and (drafter.is_told if drafter.watches else drafter.is_asked):
                 drafter.told_s = self.members.tell(name, step)
-            else:
-                drafter.told_s = self.members.forget(name, step.gone) if step.gone else 0.0
+            elif step.gone:
+                self.members.forget(name, step.gone)
             drafter.is_asked = False
 
     def _learn_cost(self, step: StepContext, elapsed_s: float) -> None:
@@ -210,7 +210,8 @@ class AutoProposer(Proposer):
         self._handed_over_s = self.clock()
         self._drafting_s = self._handed_over_s - begin_s
         self._own_s += self._drafting_s - draft_s
-        market.own_s += (self._drafting_s - asked_s - market.own_s) / PASSAGE
+        if market.step > 1:  # the first step wakes caches
+            market.own_s += (self._drafting_s - asked_s - market.own_s) / PASSAGE
         return offered
 
     def _begin_step(self, step: StepContext) -> None:

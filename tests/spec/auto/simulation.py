@@ -129,11 +129,12 @@ class Planted(Proposer):
         confidence: float,
         call_s: float = 0.0,
         each_s: float = 0.0,
+        tell_s: float = 0.0,
         length: int = 4,
         needs: Needs | None = None,
     ) -> None:
         self.world, self.accuracy, self.confidence, self.length = world, accuracy, confidence, length
-        self.call_s, self.each_s, self.needs = call_s, each_s, needs or Needs()
+        self.call_s, self.each_s, self.tell_s, self.needs = call_s, each_s, tell_s, needs or Needs()
         self._rng = random.Random(1)
         self.num_calls = 0
 
@@ -141,6 +142,9 @@ class Planted(Proposer):
         self.num_calls += 1
         self.world.clock.now_s += self.call_s + self.each_s * len(step.requests)
         return [self._draft(r, b) for r, b in zip(step.requests, budgets, strict=True)]
+
+    def observe(self, step: StepContext) -> None:
+        self.world.clock.now_s += self.tell_s if step.passes else 0.0
 
     def _draft(self, request: Request, budget: Budget) -> DraftTree:
         length = min(self.length, budget.num_nodes, budget.max_depth)

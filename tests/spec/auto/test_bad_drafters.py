@@ -27,6 +27,7 @@ BAD: dict[str, dict[str, Any]] = {
     "erratic": {"accuracy": now_and_then, "confidence": 0.9, "call_s": 0.1 * PASS_S},
     "expensive": {"accuracy": lambda step: 0.6, "confidence": 0.6, "call_s": 1.5 * PASS_S, "each_s": 0.2 * PASS_S},
     "useless and watching": {"accuracy": never, "confidence": 0.95, "needs": Needs(logits=True)},
+    "expensive to tell": {"accuracy": never, "confidence": 0.95, "tell_s": 0.1 * PASS_S, "needs": Needs(logits=True)},
 }
 
 
