@@ -25,11 +25,12 @@ from paceline.core.request import Request, RequestStatus
 from paceline.core.stop_strings import StopStrings
 from paceline.core.tokenizer import Tokenizer
 from paceline.engine.detokenizer import Detokenizer
-from paceline.engine.flight import Flight, as_if_done
+from paceline.engine.flight import Flight
+from paceline.engine.launcher import Launcher
 from paceline.engine.metrics import RequestTracker, StepClock
 from paceline.engine.request_state import RequestState
-from paceline.engine.rounds import RoundMembers, RoundRows, Rounds
-from paceline.engine.runner import LaunchedRows, ModelRunner, PassOutput
+from paceline.engine.rounds import RoundRows
+from paceline.engine.runner import ModelRunner, PassOutput
 from paceline.engine.scheduler import ScheduledRequest, Scheduler, SchedulerConfig, SchedulerOutput
 from paceline.engine.verify_apart import record_prompt_logprobs, verify_apart
 from paceline.errors import InvalidOptionError, InvalidRequestError
@@ -39,8 +40,6 @@ from paceline.kv.fingerprint import Fingerprint, make_fingerprint
 from paceline.kv.manager import KVCacheManager
 from paceline.kv.offload import Offload, OffloadOption
 from paceline.kv.storage import move_slots
-from paceline.models.padded_decoder import PaddedDecoder
-from paceline.ops.sampling import chosen_before_mask
 from paceline.spec.proposer import Needs, RequestPass, StepContext
 from paceline.spec.speculator import Speculator
 from paceline.structured.beside_pass import MaskMaker
@@ -65,7 +64,6 @@ class EngineCore:
         grammars: Grammars | None = None,
         fingerprint: Callable[[], Fingerprint] | None = None,  # where the weights have a name beside their bits
     ) -> None:
-        self._max_rows = scheduler_config.max_num_batched_tokens
         self.kv = KVCacheManager(kv_cache.shape[2] // block_size, block_size, enable_prefix_caching)
         self.scheduler = Scheduler(scheduler_config, self.kv)
         self.runner = ModelRunner(model, kv_cache, block_size)
@@ -73,7 +71,6 @@ class EngineCore:
         self.verifier = verifier
         self.grammars = Grammars(text_decoder, model.config.vocab_size) if grammars is None else grammars
         self.masks = MaskMaker(self.grammars.limits.max_mask_s, self.grammars.late_masks)
-        self._asks_grammars_last = verifier.takes_tokens and kv_cache.device.type == "cpu"
         self.clock = StepClock()
         self.blocks = BlockBytes(kv_cache, self.kv.pool, block_size, self.speculator.block_rows)
         self._fingerprint = fingerprint or (lambda: make_fingerprint(model, "", block_size))
@@ -82,10 +79,9 @@ class EngineCore:
         self._text_decoder = text_decoder
         self._states: dict[str, RequestState] = {}
         self._gone: list[Request] = []  # finished, aborted or preempted since the proposers were last told
-        self._can_launch_ahead = isinstance(model, PaddedDecoder) and model.sizes[-1] >= self._max_rows
-        self._rounds: Rounds | None = None
-        if self._can_launch_ahead and isinstance(model, PaddedDecoder):
-            self._rounds = Rounds(self.scheduler, speculator, model.room.max_blocks)
+        self.launcher = Launcher(
+            self.runner, self.scheduler, speculator, verifier, self.masks, self.clock, self._note_scheduled
+        )
         self._flight: Flight | None = None  # launched in the last step, before its own pass was collected
         self._collected_s = 0.0  # when the last pass was
 
@@ -148,83 +144,12 @@ class EngineCore:
             flight.rows.collect()
             self._flight = flight = None
         if flight is None:
-            flight = self._launch()
+            flight = self.launcher.launch()
         if flight is None:
             self.kv.keep_released()  # of a request that found too few blocks
             return []
-        self._flight = self._launch_ahead(flight)
+        self._flight = self.launcher.launch_ahead(flight)
         return self._collect(flight)
-
-    def _launch(self, before: LaunchedRows | None = None) -> Flight | None:
-        with self.clock.phase("schedule"):
-            needs = self.speculator.needs
-            plan = self.scheduler.schedule(needs.lookahead_slots)
-            self._note_scheduled(plan)
-        if not plan.scheduled:
-            return None
-        begin_s = self.clock.now()
-        members = None if self._rounds is None else self._rounds.members(plan.scheduled)
-        self.masks.begin([(entry.request, entry.draft) for entry in plan.scheduled if self._needs_masks(entry)])
-        with self.clock.phase("execute"):
-            rows = self.runner.launch(
-                plan.scheduled,
-                needs.hidden_layers,
-                draws_tokens=self.verifier.takes_tokens,
-                wants_logits=needs.logits or not self.verifier.takes_tokens,
-                before=before,
-                least_size=1 if members is None else members.size.num_rows,
-            )
-        return Flight(plan.scheduled, rows, needs, begin_s, members)
-
-    def _needs_masks(self, entry: ScheduledRequest) -> bool:
-        if entry.request.constraint is None or not entry.reaches_end:
-            return False
-        return not (self._asks_grammars_last and chosen_before_mask(entry.request, self.runner.model.config.vocab_size))
-
-    def _launch_ahead(self, flight: Flight) -> Flight | None:
-        """Launch the pass after this one, which is on its way; None where it must be collected first."""
-        if not self._can_launch_ahead:
-            return None
-        if flight.members is not None:
-            return self._launch_round(flight, flight.members)
-        rows = flight.rows
-        if isinstance(rows, RoundRows) or not (flight.outcome_is_known and self.speculator.drafts_nothing_next):
-            return None
-        if self.kv.pool.num_free < len(self.scheduler.running) + self._max_rows // self.kv.block_size + 1:
-            return None  # a request may have to give its blocks back: not while a pass writes to them
-        ahead = self._launch_next(flight, rows)
-        if ahead is None:
-            with as_if_done(flight):
-                ahead = self._launch(before=rows)
-        self.clock.num_ahead += ahead is not None
-        return ahead
-
-    def _launch_round(self, flight: Flight, members: RoundMembers) -> Flight | None:
-        """As `_launch_ahead`, where the device drafts and the pass is over these drafts."""
-        if self._rounds is None or self.speculator.needs != flight.needs:
-            return None
-        begin_s = self.clock.now()
-        with self.clock.phase("execute"):
-            rows = self._rounds.launch_after(flight.rows, members, flight.needs.hidden_layers)
-        if rows is None:
-            return None
-        self.clock.num_ahead += 1
-        return Flight(rows.scheduled, rows, flight.needs, begin_s, members)
-
-    def _launch_next(self, flight: Flight, before: LaunchedRows) -> Flight | None:
-        """As `_launch`, for the most frequent plan: the same requests, one token further."""
-        needs = self.speculator.needs
-        if needs != flight.needs:
-            return None
-        with self.clock.phase("schedule"):
-            planned = self.scheduler.go_on(flight.scheduled)
-        if planned is None:
-            return None
-        scheduled, grown = planned
-        begin_s = self.clock.now()
-        with self.clock.phase("execute"):
-            rows = self.runner.launch_next(before, scheduled, grown)
-        return None if rows is None else Flight(scheduled, rows, needs, begin_s)
 
     def _collect(self, flight: Flight) -> list[RequestState]:
         with self.clock.phase("execute"):

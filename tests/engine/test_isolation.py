@@ -140,7 +140,9 @@ class PickyVerifier:
 @pytest.mark.faults
 def test_a_batch_that_cannot_be_verified_is_verified_one_by_one() -> None:
     core = toy_core(DRAFTERS[1])
-    core.verifier = PickyVerifier(core.verifier, lambda request, draft: request.request_id == "victim")
+    core.verifier = core.launcher.verifier = PickyVerifier(
+        core.verifier, lambda request, draft: request.request_id == "victim"
+    )
     victim = toy_request("victim", [1, 2, 3])
     run_beside(core, victim)
     assert victim.finish_reason == "error" and victim.output_token_ids == []
@@ -158,7 +160,7 @@ def test_a_draft_that_cannot_be_verified_costs_the_draft_and_not_the_request() -
             refused.append(draft)
         return request.request_id == "victim" and bool(draft)
 
-    core.verifier = PickyVerifier(core.verifier, refuses)
+    core.verifier = core.launcher.verifier = PickyVerifier(core.verifier, refuses)
     victim = toy_request("victim", [1, 2] * 4, 12, **options)
     run_beside(core, victim)
     assert refused and victim.error is None and victim.output_token_ids == truth

@@ -46,7 +46,7 @@ def with_rounds(config: dict[str, object], decoder: Decoder, **options: Any) -> 
 
 
 def without_rounds(core: EngineCore) -> EngineCore:
-    core._rounds = None
+    core.launcher.rounds = None
     return core
 
 

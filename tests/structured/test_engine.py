@@ -161,7 +161,7 @@ def test_a_grammar_that_takes_too_long_ends_its_request_alone(monkeypatch: pytes
     release = threading.Event()
     slow, other = request_of(0, "[a-d]{9}", top_p=0.9, temperature=1.0), request_of(1, "abcd")
     core = toy_core()
-    core.masks = MaskMaker(max_mask_s=0.05)
+    core.masks = core.launcher.masks = MaskMaker(max_mask_s=0.05)
     for request in (slow, other):
         core.add_request(request)
     started = threading.Event()

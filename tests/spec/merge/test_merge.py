@@ -233,7 +233,7 @@ def test_several_draft_models_under_rule_r3() -> None:
     ]
     config = {"method": "merge", "members": members, "node_budget": 8, "rejection_sample_method": "multi_step"}
     core = toy_core(config, num_blocks=256)
-    core.verifier = make_verifier("multi_step")
+    core.verifier = core.launcher.verifier = make_verifier("multi_step")
     run_all(core, [toy_request(str(i), [1, 2, i], temperature=1.0, seed=i, ignore_eos=True) for i in range(6)])
     stats = core.speculator.stats()["merge"]
     assert stats["accepted_per_position"][0] == stats["num_drafts"] > 0

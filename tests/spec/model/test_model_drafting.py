@@ -88,7 +88,7 @@ def test_a_sampled_twin_is_accepted_by_the_classic_rule() -> None:
     for rule, widths in (("rejection", None), ("block", None), ("multi_step", [2, 1])):
         config = {"method": "draft_model", "model": twin(), "rejection_sample_method": rule, "tree_widths": widths}
         core = toy_core(config, num_blocks=256)
-        core.verifier = make_verifier(rule)
+        core.verifier = core.launcher.verifier = make_verifier(rule)
         run_all(core, batch(temperature=1.0))
         stats = core.speculator.stats()["draft_model"]
         assert stats["accepted_per_position"][0] == stats["num_drafts"]
