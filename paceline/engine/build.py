@@ -34,6 +34,7 @@ logger = logging.getLogger("paceline")
 
 # Past the context: four times the nodes of the largest draft that any method makes by itself.
 CAPTURED_DRAFT_SLOTS = 256
+FIRST_SLOTS = 1024  # of every layer: those that the first requests get
 DEFAULT_SPECULATION = {"method": "auto"}  # when the user says nothing; {"method": "none"} is plain decoding
 
 
@@ -72,6 +73,7 @@ def build_engine(
     )
     num_slots = config.num_kv_blocks * config.block_size
     kv_cache = allocate_kv(decoder.config, num_slots, decoder.dtype, decoder.device)
+    kv_cache[:, :, :FIRST_SLOTS].zero_()  # now, and not in the first request: memory is only handed out when touched
     captured = None if loaded.capture is None else loaded.capture(pass_room(config, kv_cache))
     decoder = captured or decoder
     services = EngineParts(
