@@ -242,7 +242,7 @@ def test_random_requests_in_small_pools_and_small_stores_say_what_they_say_alone
     alone = toy_core(num_blocks=64, prefix_caching=False)
     truth = {r.request_id: run_all(alone, [replace(r)])[0] for r in requests}
     probe = keeping(MEMORY).blocks.target_bytes
-    core = keeping(OffloadOption(rng.randint(2, 12) * (probe + 100), tmp_path if seed else None))
+    core = keeping(OffloadOption(rng.randint(10, 24) * (probe + 100), tmp_path if seed else None))
     waiting, aborted = list(requests), set()
     while waiting or core.has_requests:
         if waiting and rng.random() < 0.3:
