@@ -185,9 +185,8 @@ def run_worker(args: argparse.Namespace) -> int:
     host, port = _address(args.listen)
     llm = serve.make_engine(args)
     name = args.worker_name or f"{args.role}@{args.listen}"
-    return run_worker(
-        llm, serve.chosen_per_request(), args.role, name, host, port, args.end_with_stdin, args.kv_events[:2]
-    )
+    methods, events = serve.chosen_per_request(), args.kv_events[:2]
+    return asyncio.run(run_worker(llm, methods, args.role, name, host, port, args.end_with_stdin, events))
 
 
 def run_status(args: argparse.Namespace) -> int:

@@ -18,7 +18,7 @@ logger = logging.getLogger("paceline.cluster")
 DRAIN_TIMEOUT_S = 60.0  # after SIGTERM, for the requests it has
 
 
-def run_worker(
+async def run_worker(
     llm: AsyncLLM,
     methods: list[str],
     role: str,
@@ -28,20 +28,7 @@ def run_worker(
     watch_stdin: bool = True,
     events: Sequence[str] = (),  # endpoints to publish KV events at: of the batches, and of their replay
 ) -> int:
-    """Returns the exit code."""
-    return asyncio.run(_run(llm, methods, role, name, host, port, watch_stdin, events))
-
-
-async def _run(
-    llm: AsyncLLM,
-    methods: list[str],
-    role: str,
-    name: str,
-    host: str,
-    port: int,
-    watch_stdin: bool,
-    events: Sequence[str],
-) -> int:
+    """Until it is stopped; returns the exit code."""
     seam = await EngineSeam.make(llm, methods)
     worker = Worker(seam, role, name)
     loop = asyncio.get_running_loop()

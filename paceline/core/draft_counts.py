@@ -157,12 +157,9 @@ class DraftCounts:
 @lru_cache(maxsize=4096)
 def _pass_by(names: tuple[str, ...], num_nodes: int, num_accepted: int, num_tokens: int) -> DraftCounts:
     """Of a pass over a tree whose nodes all have the same drafters."""
-
-    def nodes(num_steps: int, num_emitted: int) -> DraftCounts:
-        return DraftCounts(num_nodes, num_accepted, [1] * num_accepted, 1, num_steps, num_emitted)
-
-    counts = nodes(1, num_tokens)
-    counts.by_member = {name: nodes(0, 0) for name in names}
+    counts = DraftCounts()
+    tree = DraftTree([0] * num_nodes, [-1] * num_nodes, members=[names] * num_nodes)
+    counts.count(tree, range(num_accepted), num_tokens)
     return counts
 
 

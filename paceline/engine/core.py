@@ -171,7 +171,7 @@ class EngineCore:
         return updated
 
     @property
-    def _drafted_ahead(self) -> set[str] | None:
+    def _drafted_ahead(self) -> frozenset[str] | None:
         """Whom the device drafts for in the pass that is on its way; None: for nobody."""
         return None if self._flight is None else self._flight.drafted
 

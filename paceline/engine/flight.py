@@ -27,11 +27,9 @@ class Flight:
     members: RoundMembers | None = None  # those who may go on in a round after it
 
     @property
-    def drafted(self) -> set[str] | None:
+    def drafted(self) -> frozenset[str] | None:
         """Ids of the requests that the device drafts for in this very pass; None where it is not a round."""
-        if isinstance(self.rows, LaunchedRows):
-            return None
-        return {entry.request.request_id for entry in self.scheduled}
+        return None if isinstance(self.rows, LaunchedRows) else self.rows.drafted
 
     @property
     def is_awaited(self) -> bool:

@@ -43,6 +43,7 @@ class RoundRows:
     members: RoundMembers
     hidden_layers: tuple[int, ...]
     pending: PendingRound
+    drafted: frozenset[str]  # ids of its requests
     no_logits: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0))
 
     def collect(self) -> PassOutput:
@@ -95,7 +96,8 @@ class Rounds:
         pending = members.choice.rounds.launch(alive, members.tables if changed else None)
         # Where each stands is not known yet: see `RoundRows.collect`.
         entries = [ScheduledRequest(members.requests[place], start=0, num_committed=1) for place in places]
-        return RoundRows(entries, places, members, hidden_layers, pending)
+        drafted = frozenset(entry.request.request_id for entry in entries)
+        return RoundRows(entries, places, members, hidden_layers, pending, drafted)
 
     def _all_run(self, num_requests: int) -> bool:
         return not self._scheduler.waiting and len(self._scheduler.running) == num_requests > 0

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.models.fused_decoder import FusedDecoder, PassBuffers
+from paceline.models.graphs import record
 from paceline.models.padded_decoder import PassKind, StaticPass
 from paceline.models.static_inputs import InputViews, PassRoom
 from paceline.ops.triton.advance import RowInputs, advance_rows
@@ -62,12 +63,7 @@ class CapturedPass:
     def capture(self) -> None:
         """Run once, so that every kernel is compiled, then record. The inputs must be padding, or a pass that may run
         again: running it writes its keys and values."""
-        self.launch_kernels()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.launch_kernels()
-        self.graph = graph
+        self.graph = record(self.launch_kernels)
 
 
 class CapturedPasses:

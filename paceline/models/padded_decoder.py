@@ -194,6 +194,11 @@ class PaddedDecoder:
         found = self.static_pass(last.size, last.kind._replace(goes_on=True))
         return self._start(found, last.size, last.num_rows, last.num_rows, draws=True)
 
+    def size_for(self, num_rows: int) -> int | None:
+        """Rows that a pass of so many is padded to; None: it is larger than every size."""
+        at = bisect.bisect_left(self.sizes, num_rows)
+        return None if at == len(self.sizes) else self.sizes[at]
+
     def inputs(self, size: int) -> InputViews:
         """Of passes of this size, on the device."""
         return self._views[size]
@@ -248,11 +253,9 @@ class PaddedDecoder:
             return None
         if batch.token_ids.device.type != "cpu":
             return None  # a batch that is on the device already: only decoders beneath are handed one
-        at = bisect.bisect_left(self.sizes, max(batch.num_rows, least))
-        if at == len(self.sizes):
-            return None
+        size = self.size_for(max(batch.num_rows, least))
         wants_logits = batch.wants_logits and batch.logits_rows.shape[0] > 0
-        return None if wants_logits and self.sizes[at] > MAX_LOGITS_SIZE else self.sizes[at]
+        return None if size is not None and wants_logits and size > MAX_LOGITS_SIZE else size
 
     def static_pass(self, size: int, kind: PassKind) -> StaticPass:
         found = self._passes.get((size, kind))

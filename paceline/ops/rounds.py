@@ -120,6 +120,10 @@ class NewestPairs(Protocol):
     @property
     def context_lens(self) -> Tensor: ...
 
+
+class NamedPairs(NewestPairs, Protocol):
+    """And the names of the noise that their drafts share with the target."""
+
     @property
     def noise_keys(self) -> Tensor: ...  # [R, L, 2]
 
@@ -127,7 +131,7 @@ class NewestPairs(Protocol):
 def walk(
     inputs: PassInputs,
     state: RoundState,
-    pairs: NewestPairs,  # written
+    pairs: NamedPairs,  # written
     hidden_rows: Tensor,  # [R * F] int32: rows of the pass that the pairs are made of, written
     block_size: int,
     vocab_size: int,

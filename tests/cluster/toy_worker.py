@@ -1,6 +1,7 @@
 """A worker process over the toy model: python -m tests.cluster.toy_worker, with the options of a local worker."""
 
 import argparse
+import asyncio
 import sys
 import time
 from typing import Any
@@ -35,4 +36,4 @@ if __name__ == "__main__":
     args = parser.parse_args()
     host, _, port = args.listen.rpartition(":")
     llm = AsyncLLM(slow_model(0.005), {"method": "ngram"}, **OPTIONS)
-    sys.exit(run_worker(llm, METHODS, args.role, args.worker_name, host, int(port)))
+    sys.exit(asyncio.run(run_worker(llm, METHODS, args.role, args.worker_name, host, int(port))))

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.ops.rounds import NewestPairs
 from paceline.ops.triton.product import NO_PDL, wait_for_previous_kernel
 
 AS_IS, NORMED, NORMED_STREAM = 0, 1, 2  # how a pair is joined; the last: the residual stream is normed too
@@ -72,26 +73,11 @@ def write_pair(
         tl.store(stream + columns, kept.to(stream.dtype.element_ty), mask=ok)
 
 
-class NewestPairs(Protocol):
-    """[R, F] or [R] int32, all with the same stride from request to request."""
-
-    @property
-    def slots(self) -> Tensor: ...
-
-    @property
-    def positions(self) -> Tensor: ...
-
-    @property
-    def next_tokens(self) -> Tensor: ...
-
-    @property
-    def counts(self) -> Tensor: ...
+class LinedPairs(NewestPairs, Protocol):
+    """And the table that their slots enter."""
 
     @property
     def table_rows(self) -> Tensor: ...
-
-    @property
-    def context_lens(self) -> Tensor: ...
 
     @property
     def table(self) -> Tensor: ...
@@ -122,7 +108,7 @@ def _take_in_kernel(
 def take_in_rows(
     features: Tensor,  # [R * F, hidden]
     maker: PairMaker,
-    pairs: NewestPairs,
+    pairs: LinedPairs,
     x: Tensor,  # [R * F, 2 * hidden]: written
     stream: Tensor,  # [R, hidden]: of each request's newest pair, written
     positions: Tensor,  # [R * F] int32: written

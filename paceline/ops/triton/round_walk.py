@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.ops.rounds import PURPOSE, NewestPairs, PassInputs, RoundState
+from paceline.ops.rounds import PURPOSE, NamedPairs, PassInputs, RoundState
 from paceline.ops.triton.noise import noise_key
 
 
@@ -77,7 +77,7 @@ def _walk_kernel(
 def walk(
     inputs: PassInputs,
     state: RoundState,
-    pairs: NewestPairs,
+    pairs: NamedPairs,
     hidden_rows: Tensor,
     block_size: int,
     vocab_size: int,

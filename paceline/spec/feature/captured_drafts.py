@@ -20,6 +20,7 @@ from torch import Tensor
 
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.models.graphs import record
 from paceline.spec.feature.draft_inputs import DraftInputs, DraftViews
 from paceline.spec.feature.draft_levels import DraftKernels, DraftRoom, DraftShape
 from paceline.spec.feature.draft_lines import DraftLines
@@ -233,12 +234,11 @@ class CapturedDrafts:
         """Run once over padding, so that every kernel is compiled, then record."""
         self._inputs.host(shape.num_requests)
         self._inputs.send(shape.num_requests)
-        self._run_kernels(shape)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+
+        def launch() -> None:
             self._outputs[shape] = self._run_kernels(shape)
-        self._graphs[shape] = graph
+
+        self._graphs[shape] = record(launch)
 
 
 def draft_shapes(room: DraftRoom) -> list[DraftShape]:

@@ -5,7 +5,6 @@ Between two rounds everything that the next one needs lies on the device: the in
 of each request (ops/rounds.py). Without CUDA the same parts run one by one, with the plain twins.
 """
 
-import bisect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from paceline.core.forward import PendingPass
 from paceline.core.request import Request
+from paceline.models.graphs import record
 from paceline.models.padded_decoder import PaddedDecoder, PassKind, StaticPass
 from paceline.models.sent_ints import SentInts
 from paceline.ops import rounds as plain_kernels
@@ -76,12 +76,7 @@ class RoundPass:
     def capture(self) -> None:
         """Run once over padding, so that every kernel is compiled, then record."""
         self.fill_with_padding()
-        self.launch_kernels()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self.launch_kernels()
-        self.graph = graph
+        self.graph = record(self.launch_kernels)
 
 
 @dataclass(slots=True)
@@ -127,7 +122,7 @@ class EagleRounds:
         self.prepare([option.budget for option in options])
         times: dict[int, list[float | None]] = {}
         for count in self._buckets:
-            num_rows = self._num_rows(count)
+            num_rows = self.target.size_for(count)
             if num_rows is not None:
                 plain = self.target.static_pass(num_rows, self._kind._replace(hidden_layers=()))
                 self.target.inputs(num_rows).fill_with_padding()
@@ -183,18 +178,12 @@ class EagleRounds:
     def _buckets(self) -> list[int]:
         return [count for count in BUCKETS if count <= self._most]
 
-    def _num_rows(self, num_rows: int) -> int | None:
-        """Of a padded pass."""
-        sizes = self.target.sizes
-        at = bisect.bisect_left(sizes, num_rows)
-        return None if at == len(sizes) else sizes[at]
-
     def _size(self, num_requests: int, budget: Budget) -> RoundSize | None:
         room = self.drafts.room
         count = next((count for count in self._buckets if count >= num_requests), None)
         if count is None or budget.num_nodes > room.num_nodes or budget.max_depth > room.num_levels:
             return None
-        num_rows = self._num_rows(count * (1 + budget.num_nodes))
+        num_rows = self.target.size_for(count * (1 + budget.num_nodes))
         return None if num_rows is None else RoundSize(count, budget, num_rows)
 
     def _pass_of(self, size: RoundSize | None) -> RoundPass | None:
