@@ -16,6 +16,7 @@ from paceline.spec.drafter_faults import DrafterFaults
 
 
 def pytest_configure() -> None:
+    os.environ["PACELINE_AUTO_MEMORY"] = "off"  # what one test's engine learned is no other's business
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None:
         # Read when a worker loads PyTorch: two threads on its one core are to take turns, not to spin.

@@ -8,6 +8,8 @@ from typing import Any
 from paceline.cli import options
 from paceline.cli.lab import format_table, markdown_table
 
+DRAFTED_DEPTH, DRAFTED_NODES = 8, 24  # of the drafts in a recording: a replay cuts them to what it asks for
+
 
 def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     from paceline.cli.bench import add_sweep_arguments
@@ -25,6 +27,12 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     add_sweep_arguments(never, **grid, out="never-slower.jsonl")
     never.set_defaults(bench_run=_never_slower, repeats=None)
 
+    final = verbs.add_parser("final-grid", help="auto against plain, warm and cold, rounds fixed beforehand")
+    final.add_argument("--rounds", type=int, help="of every cell alike (default: 3)")
+    final.add_argument("--fixed", nargs="*", help="settings to find the best fixed one, in the first warm round")
+    add_sweep_arguments(final, **grid, out="final-grid")
+    final.set_defaults(bench_run=_final_grid)
+
     adapt = verbs.add_parser("adapt", help="random, then repetitive, then random text in one running engine")
     adapt.add_argument("--setting", nargs="+", default=["plain", "ngram:4", "suffix:8", "suffix:16"])
     adapt.add_argument("--concurrency", type=int, default=1)
@@ -32,7 +40,7 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     options.add_model_arguments(adapt)
     adapt.set_defaults(bench_run=_adapt)
 
-    predict = verbs.add_parser("predict", help="the lab's model against a sweep's measured speedups")
+    predict = verbs.add_parser("predict", help="does the lab's model explain a sweep, given each cell's own acceptance")
     predict.add_argument("records", nargs="+")
     predict.add_argument(
         "--curve", nargs="+", required=True, metavar="[T=]FILE", help="from bench curve, by temperature"
@@ -59,6 +67,8 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     record.add_argument("--requests", type=int, default=32)
     record.add_argument("--temperature", type=float, default=0.0)
     record.add_argument("--max-tokens", type=int, default=128)
+    record.add_argument("--notes", choices=["all", "none"], default="all", help="on what follows rejected nodes")
+    record.add_argument("--drafts", nargs="*", default=[], metavar="METHOD", help="keep what these draft at each place")
     options.add_model_arguments(record)
     record.set_defaults(bench_run=_record)
 
@@ -71,7 +81,7 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     replay.set_defaults(bench_run=_replay)
     for verb in (never, adapt, predict, overhead, curve):
         verb.add_argument("--plot", metavar="FILE", help="draw it: a .svg or .png file (extra plot)")
-    for verb in (never, adapt, predict, overhead, curve, replay):
+    for verb in (never, final, adapt, predict, overhead, curve, replay):
         verb.add_argument("--markdown", metavar="FILE", help="write the table there too, for a page of the docs")
     for verb in (adapt, predict, overhead, curve, record, replay):
         verb.add_argument("--out", metavar="FILE", required=verb is record, help="write the figures there, as JSON")
@@ -87,7 +97,7 @@ def _finish(args: argparse.Namespace, rows: list[dict[str, Any]], holds: bool = 
     print(json.dumps(result))
     if args.markdown:
         Path(args.markdown).write_text(markdown_table(rows), encoding="utf-8")
-    if getattr(args, "out", None) and args.bench_verb != "never-slower":
+    if getattr(args, "out", None) and args.bench_verb not in ("never-slower", "final-grid"):
         Path(args.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0 if holds else 1
 
@@ -129,6 +139,49 @@ def _never_slower(args: argparse.Namespace) -> int:
         "failed_runs": len(analysis.failed),
     }
     return _finish(args, [verdict.row() for verdict in found], holds, **summary)
+
+
+def _final_grid(args: argparse.Namespace) -> int:
+    import os
+
+    from paceline.bench.analyse.cells import analyse
+    from paceline.bench.claims import final_grid
+    from paceline.bench.run.provenance import provenance
+    from paceline.cli.bench import sweep_to_records
+    from paceline.spec.kept_state import VARIABLE
+
+    os.environ[VARIABLE] = "off"  # a cold engine knows nothing, and a warm one only what it saw itself
+    out, fixed = args.out, list(args.fixed if args.fixed is not None else final_grid.FIXED)
+    if args.fixed is None and args.model == options.DEFAULT_MODEL:
+        fixed.append("eagle3:6")
+    args.requests_for, args.max_tokens = final_grid.requests_for, min(args.max_tokens, final_grid.TOKENS)
+    rounds = args.rounds or final_grid.ROUNDS
+    found = []
+    for state, warm_up in (("warm", args.warm_up), ("cold", 0)):
+        args.out, args.warm_up = f"{out}.{state}.jsonl", warm_up
+        args.repeats = 1
+        first = sweep_to_records(args, ["plain", "auto", *(fixed if state == "warm" else [])], side_by_side=True)
+        args.repeats = rounds
+        records = [*first, *sweep_to_records(args, ["plain", "auto"], side_by_side=True)]
+        analysis = analyse(list({record["key"]: record for record in records}.values()))
+        found += final_grid.verdicts(state, analysis)
+        if analysis.failed:
+            print(f"{len(analysis.failed)} {state} runs failed and are left out; run the command again to repeat them")
+    rows, means = [one.row() for one in found], final_grid.means(found)
+    result = {"rows": rows, "means": means, "rounds": rounds, "provenance": provenance()}
+    Path(f"{out}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    holds = all(one.holds for one in found) and all(row["holds"] == "yes" for row in means)
+    if not args.json:
+        print(format_table(rows))
+        print(format_table(means))
+    print(
+        json.dumps(
+            {"cells": len(found), "held": sum(one.holds for one in found), "holds": holds, "file": f"{out}.json"}
+        )
+    )
+    if args.markdown:
+        Path(args.markdown).write_text(markdown_table(means) + "\n" + markdown_table(rows), encoding="utf-8")
+    return 0 if holds else 1
 
 
 def _adapt(args: argparse.Namespace) -> int:
@@ -198,19 +251,25 @@ def _curve(args: argparse.Namespace) -> int:
 
 
 def _record(args: argparse.Namespace) -> int:
-    from paceline.bench.replay.recording import RECORDED_WITH, joined, record, save_recording
+    from paceline.bench.replay.recording import RECORDED_WITH, joined, record, record_drafts, save_recording
     from paceline.bench.run.backend import Sampling
     from paceline.bench.workloads.workload import take
     from paceline.llm import LLM
+    from paceline.spec.config.speculative_config import with_default_size
 
     sampling = Sampling(max_tokens=args.max_tokens, temperature=args.temperature)
     model: Any = args.model
     found = []
-    for method in RECORDED_WITH:
-        llm = LLM(model, {"method": method}, **options.model_options(args) | {"max_num_seqs": 1})
+    for method in RECORDED_WITH if args.notes == "all" else ("none",):
+        together = {"max_num_seqs": 8 if method == "none" else 1}
+        llm = LLM(model, with_default_size({"method": method}), **options.model_options(args) | together)
         model = llm.engine.model
         found.append(record(llm, take(args.workload, args.requests), sampling))
     recorded = [joined(all_of) for all_of in zip(*found, strict=True)]
+    for method in args.drafts:
+        size = {"num_speculative_tokens": DRAFTED_DEPTH, "node_budget": DRAFTED_NODES}
+        llm = LLM(model, {"method": method, **size}, **options.model_options(args) | {"max_num_seqs": 8})
+        recorded = record_drafts(llm, recorded)
     save_recording(recorded, args.out)
     num_tokens = sum(len(one.output_token_ids) for one in recorded)
     print(json.dumps({"file": args.out, "requests": len(recorded), "tokens": num_tokens}))

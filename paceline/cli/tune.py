@@ -56,8 +56,8 @@ def run(args: argparse.Namespace) -> int:
 def _tune_tree(args: argparse.Namespace) -> int:
     from paceline.core.tree import DraftTree
     from paceline.lab.live_pass_cost import PassCostModel
-    from paceline.spec.auto.cost import calibrate
     from paceline.spec.config.tree_shape import fastest_shape
+    from paceline.spec.pass_calibration import calibrate
     from paceline.spec.recycle.recycling import RecyclingProposer
 
     llm = _llm(args, "recycling")
@@ -110,8 +110,9 @@ def _explain_tree(record: dict[str, Any]) -> None:
 
 def _llm(args: argparse.Namespace, method: str) -> "LLM":
     from paceline.llm import LLM
+    from paceline.spec.config.speculative_config import with_default_size
 
-    return LLM(args.model, {"method": method}, **options.model_options(args))
+    return LLM(args.model, with_default_size({"method": method}), **options.model_options(args))
 
 
 def _tune_layers(args: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ an error in that direction is found, while rows that are thought too expensive a
 import bisect
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from paceline.lab.pass_cost import PassCost
 
@@ -143,6 +143,20 @@ class PassCostModel:
                 break
             slope = (right - left) / (right_rows - left_rows)
             self._dense += [left + slope * i for i in range(right_rows - left_rows)]
+
+    num_knots = len(KNOTS)
+
+    def state(self) -> list[float]:
+        """The shape, to be kept for another run: how many times one row's pass, as a logarithm, at each knot."""
+        return [one - self._log_shape[0] for one in self._log_shape]
+
+    def restore(self, state: Sequence[float] | None) -> None:
+        """What another run saw counts as much as the calibration, unless they have little in common."""
+        if state is None or any(abs(one - old) > MOST_BENT for one, old in zip(state, self.state(), strict=True)):
+            return
+        first = self._log_shape[0]
+        self._log_shape = [(old + first + one) / 2 for old, one in zip(self._log_shape, state, strict=True)]
+        self._draw()
 
     def table(self, rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)) -> dict[int, float]:
         """Of one request."""

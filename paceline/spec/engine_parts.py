@@ -1,6 +1,8 @@
 """What a proposer may use when it is built: handed over once by the engine, so that `spec/` never imports it."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,4 +22,8 @@ class EngineParts:
     kv_cache: Tensor | None = None  # the target's: [layers, 2, num_slots, kv_heads, head_dim]
     tokenizer: Tokenizer | None = None
     num_threads: int | None = None
+    pass_cost: Mapping[int, float] | None = None  # rows -> seconds, where it is known and need not be measured
+    # Method -> what is built in its place, given how it would be built: a replay has the recorded drafts of a drafter
+    # whose network it has not.
+    stand_ins: Mapping[str, Callable[[Callable[[], Any]], Any]] = field(default_factory=dict)
     max_num_seqs: int | None = None  # requests that run at once, at most; None: any number

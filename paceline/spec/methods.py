@@ -4,6 +4,7 @@ A row names the class (imported when it is first used), says in a line what the 
 belong to it. Every method has `num_speculative_tokens` (the longest path) and `node_budget` (nodes in a tree).
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from paceline.spec.config.method import (
     model_options,
     size,
 )
-from paceline.spec.config.options import Option, chance_table, choice, either, optional, real, whole, whole_list
+from paceline.spec.config.options import Option, chance_table, choice, either, flag, optional, real, whole, whole_list
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.merge.credit import check_rows
 from paceline.spec.proposer import Proposer
@@ -107,7 +108,7 @@ def _check_lookahead(options: Mapping[str, Any]) -> None:
 
 
 PROPOSERS: dict[str, Method] = {
-    "none": Method("paceline.spec.baseline.none:NoProposer", "plain decoding", drafts=False),
+    "none": Method("paceline.spec.baseline.none:NoProposer", "plain decoding", drafts=False, priced=False),
     "ngram": Method(
         "paceline.spec.lookup.ngram:NgramProposer",
         "prompt lookup: copy what followed the last tokens where they stood before",
@@ -232,9 +233,13 @@ PROPOSERS: dict[str, Method] = {
         "paceline.spec.auto.controller:AutoProposer",
         "as merge, but each step drafts only what pays by the costs and acceptance measured so far",
         size(16, 24)
-        | {"members": Option(None, optional(_members), "names or configurations; without: all this target has")},
+        | {
+            "members": Option(None, optional(_members), "names or configurations; without: all this target has"),
+            "remember": Option(True, flag, "keep what was learned on disk, for the next start"),
+        },
         derive=_share_size,
         per_request=False,  # it measures the model before anything runs
+        priced=False,  # it is the price
         by_time=True,
     ),
     "oracle": Method(
@@ -249,10 +254,14 @@ PROPOSERS: dict[str, Method] = {
         },
         chain=lambda options: options["shape"] == "chain",
         per_request=False,
+        priced=False,
         told_by="sequences",
     ),
 }
 
 
 def build_proposer(method: str, services: EngineParts, options: Mapping[str, Any]) -> Proposer:
-    return PROPOSERS[method].build(services, options)
+    build = functools.partial(PROPOSERS[method].build, services, options)
+    stand_in = services.stand_ins.get(method)
+    proposer: Proposer = build() if stand_in is None else stand_in(build)
+    return proposer

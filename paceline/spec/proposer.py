@@ -7,7 +7,7 @@ One step, seen from here: the target pass verified the drafts -> `observe(step)`
 `propose(step, budgets)` asks for the next trees, one per request, in order. An empty tree means "decode plainly".
 
 A proposer that would draft nothing in the next step may say so in `skips_next_step`: where all of them do, none is
-asked or told of the pass, unless a request is gone, and the step is one of plain decoding in every respect.
+asked or told of the pass, unless a request came or went, and the step is one of plain decoding in every respect.
 """
 
 # ruff: noqa: B027  (a default that does nothing is what most proposers want)
@@ -103,6 +103,7 @@ class Proposer(ABC):
     """A drafting method in use: inherit from this, and write `propose` at least."""
 
     needs: Needs = Needs()  # in the next step: a property may change it from step to step
+    keeps_whole: bool = False  # its trees mean nothing in part: all of their nodes are verified, or none
     keeps_min_prob: bool = False  # it leaves out what is below `Budget.min_prob` and stops at `min_prob_to_extend`
 
     def __init__(self, services: EngineParts, largest: Budget) -> None:
@@ -111,6 +112,10 @@ class Proposer(ABC):
     @abstractmethod
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         """One tree for each of `step.requests`, in order, none larger than its budget."""
+
+    def can_draft(self, request: Request) -> bool:
+        """Could it draft for this request at all? False is for one that has nothing to draft from, ever."""
+        return True
 
     def observe(self, step: StepContext) -> None:
         """Told what the last pass brought, and which requests to forget."""

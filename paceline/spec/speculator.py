@@ -36,7 +36,14 @@ logger = logging.getLogger("paceline")
 
 
 class Speculator:
-    def __init__(self, config: SpeculativeConfig | Mapping[str, Any] | None, services: EngineParts) -> None:
+    def __init__(
+        self,
+        config: SpeculativeConfig | Mapping[str, Any] | None,
+        services: EngineParts,
+        *,
+        by_price: bool = False,  # where the configuration gives no size: draft only what pays, with its method
+    ) -> None:
+        self._by_price = by_price
         self.config = SpeculativeConfig.parse(config)
         self._services = services
         self._proposers: dict[str, Proposer] = {}
@@ -96,6 +103,7 @@ class Speculator:
     def observe(self, step: StepContext) -> None:
         served: dict[str, list[Request]] = defaultdict(list)
         alike: dict[tuple[str, int], tuple[DraftCounts, int]] = {}  # counts that several passes share: added once
+        num_known = len(self._choices)
         for verified in step.passes:
             if verified.logits_row >= 0:
                 method, counts = self._choice(verified.request).method, verified.counts
@@ -103,8 +111,8 @@ class Speculator:
                 alike[method, id(counts)] = counts, alike.get((method, id(counts)), (counts, 0))[1] + 1
         for (method, _), (counts, times) in alike.items():
             self._stats[method].counts.add(counts, times)
-        if self._is_skipped and not step.gone:
-            return  # no proposer was asked
+        if self._is_skipped and not step.gone and len(self._choices) == num_known:
+            return  # no proposer was asked, and the requests are the same
         for name, proposer in list(self._proposers.items()):  # a request may bring a method from another thread
             if name in self._faults.off:
                 continue
@@ -227,8 +235,17 @@ class Speculator:
                 if config is None or config.method != method:
                     config = SpeculativeConfig.parse({"method": method})
                 assert config is not None
-                self._proposers[method] = build_proposer(method, self._services, config.options)
+                self._proposers[method] = self._build(config)
             return self._proposers[method]
+
+    def _build(self, config: SpeculativeConfig) -> Proposer:
+        """A method whose size nobody chose is the only member of `auto`, and its size is what pays."""
+        if not self._by_price or not config.sized_by_price or config is not self.config:
+            return build_proposer(config.method, self._services, config.options)
+        members = config.options["members"] if config.method == "merge" else (config,)
+        options = {"members": members, "remember": True}
+        sizes = {"num_speculative_tokens": config.num_speculative_tokens, "node_budget": config.node_budget}
+        return build_proposer("auto", self._services, options | sizes)
 
     def _choice(self, request: Request) -> Choice:
         chosen = self._choices.get(request.request_id)

@@ -250,8 +250,7 @@ def test_a_broken_member_costs_only_its_own_drafts(method: str, breaks: str) -> 
     (truth,) = run_all(toy_core(), [toy_request("plain", prompt, 60, **options)])
     core = toy_core({"method": method, "members": ["ngram", "suffix"]})
     proposer: Any = core.speculator.proposers[method]
-    merged = proposer.drafters if method == "auto" else proposer
-    merged.members["ngram"] = BrokenDrafter(breaks)
+    proposer.members.proposers["ngram"] = BrokenDrafter(breaks)
     request = toy_request("a", prompt, 60, **options)
     assert run_all(core, [request]) == [truth]
     figures = core.speculator.stats()[method]
@@ -308,7 +307,7 @@ def test_an_id_in_use_is_refused_and_its_owner_goes_on() -> None:
 
 def test_a_model_that_raises_ends_the_call_and_the_next_one_is_served() -> None:
     model = toy_model()
-    llm = LLM(model, {"method": "ngram"}, num_kv_blocks=16, block_size=16)
+    llm = LLM(model, {"method": "ngram", "node_budget": 4}, num_kv_blocks=16, block_size=16)
     params = SamplingParams(temperature=0.0, max_tokens=8)
     (before,) = llm.generate([[1, 2, 3]], params)
     forward = model.decoder.forward

@@ -102,7 +102,8 @@ class FakeBackend:
             "draft_s": 0.25,
             "mean_acceptance_length": 1.6,
         }
-        member = {"asked": True, "state": "cheap", "num_asked": 9, "seconds": 0.002}
+        member = {"asked": True, "state": "asked", "num_asked": 9, "seconds": 0.002}
+        member |= {"gain_tokens": 0.9, "price_tokens": 0.2, "reason": "asked: 0.90 tokens expected > 0.20"}
         decisions = {
             "reasons": {"pays": 3, "too_expensive": 1},
             "drafted_nodes": 9,

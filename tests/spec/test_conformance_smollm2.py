@@ -13,6 +13,7 @@ import pytest
 from paceline import LLM, SamplingParams, StructuredOutputsParams
 from paceline.errors import ModelLoadError
 from paceline.models.loader import LoadedModel
+from paceline.spec.config.speculative_config import SpeculativeConfig
 from paceline.spec.methods import PROPOSERS
 from tests.spec.smollm2_batch import as_dict, batch, float32_llm, tokens_of
 
@@ -65,6 +66,9 @@ def set_up(make: Callable[..., LLM], truth: list[list[int]]) -> Callable[..., Me
     def build(method: str, **options: Any) -> MethodUnderTest:
         row = PROPOSERS[method]
         told: dict[str, Any] = {}
+        config = SpeculativeConfig.parse({"method": method})
+        if config is not None and config.sized_by_price:  # a size that is given is drafted whether it pays or not
+            told["node_budget"] = config.node_budget
         if row.told_by in row.options:
             tokenizer = make().get_tokenizer()
             told[row.told_by] = [

@@ -2,15 +2,18 @@
 
 import importlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.spec.auto.controller import AutoProposer
+from paceline.spec.config.speculative_config import SpeculativeConfig, with_default_size
 from paceline.spec.methods import PROPOSERS
 from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, StepContext
 from paceline.spec.speculator import Speculator
-from tests.spec.replaying import request, speculator
+from tests.spec.replaying import SERVICES, request, speculator
 
 
 class Drowsy(Proposer):
@@ -91,10 +94,10 @@ def test_the_clock_reaches_members_too() -> None:
     for method in ("merge", "auto"):
         spec = speculator({"method": method, "members": ["ngram"]})
         proposer = spec.proposers[method]
-        merged = proposer if method == "merge" else proposer.drafters  # type: ignore[attr-defined]
-        merged.members["ngram"] = Timed(0)  # type: ignore[attr-defined]
+        members = proposer.members  # type: ignore[attr-defined]
+        members.proposers["ngram"] = Timed(0)
         spec.use_clock(lambda: 7.0)
-        assert merged.usefulness.clock() == 7.0  # type: ignore[attr-defined]
+        assert members.clock() == 7.0
     assert len(given) == 2
 
 
@@ -103,3 +106,39 @@ def test_every_method_inherits_what_is_asked_of_it(method: str) -> None:
     """So no caller has to check whether a proposer has an attribute."""
     module, _, name = PROPOSERS[method].target.partition(":")
     assert issubclass(getattr(importlib.import_module(module), name), Proposer)
+
+
+@pytest.mark.parametrize(
+    ("given", "by_price"),
+    [
+        ({"method": "recycling"}, True),
+        ({"method": "merge"}, True),
+        ({"method": "lookahead"}, True),
+        ({"method": "recycling", "node_budget": 12}, False),
+        ({"method": "recycling", "num_speculative_tokens": 3}, False),
+        ({"method": "lookahead", "window_size": 4}, False),
+        ({"method": "recycling", "rejection_sample_method": "multi_step"}, False),
+        ({"method": "auto"}, False),
+        ({"method": "none"}, False),
+    ],
+    ids=str,
+)
+def test_a_method_without_a_size_of_the_user_s_is_sized_by_price(given: dict[str, Any], by_price: bool) -> None:
+    config = SpeculativeConfig.parse(given)
+    assert config is not None and config.sized_by_price == by_price
+    filled = SpeculativeConfig.parse(with_default_size(given))
+    assert filled is not None and not filled.sized_by_price
+    assert filled.node_budget == config.node_budget
+
+
+def test_what_an_engine_is_given_no_size_for_drafts_what_pays_and_says_so() -> None:
+    priced = Speculator({"method": "suffix"}, SERVICES, by_price=True)
+    assert isinstance(priced.proposers["suffix"], AutoProposer)
+    assert set(priced.proposers["suffix"].members.proposers) == {"suffix"}
+    assert "not asked" in priced.stats()["suffix"]["decisions"]["members"]["suffix"]["reason"]
+    kept = Speculator({"method": "suffix", "node_budget": 5}, SERVICES, by_price=True)
+    assert not isinstance(kept.proposers["suffix"], AutoProposer) and kept.max_nodes == 5
+    assert not isinstance(Speculator({"method": "suffix"}, SERVICES).proposers["suffix"], AutoProposer)
+    merged = Speculator({"method": "merge", "members": ["ngram", "suffix"]}, SERVICES, by_price=True)
+    assert isinstance(merged.proposers["merge"], AutoProposer)
+    assert set(merged.proposers["merge"].members.proposers) == {"ngram", "suffix"}

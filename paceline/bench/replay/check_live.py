@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paceline.bench.replay.recording import Recorded
-from paceline.core.sampling_params import SamplingParams
+from paceline.bench.replay.recording import Recorded, recorded_params
 from paceline.llm import LLM
+from paceline.spec.config.speculative_config import with_default_size
 
 REPLAY_TOLERANCE = 0.03
 
@@ -18,13 +18,9 @@ def live_acceptance_length(
     **options: Any,
 ) -> tuple[float, Any]:
     """Tokens per pass, and the loaded model for the next call. Requests get the seeds they were recorded with."""
+    config = with_default_size(config or {"method": "none"})  # as the replay drafts, whether it pays or not
     llm = LLM(model, config, max_num_seqs=concurrency, **options)
-    params = [
-        SamplingParams(
-            temperature=one.temperature, max_tokens=len(one.output_token_ids), seed=one.seed, ignore_eos=True
-        )
-        for one in recorded
-    ]
+    params = [recorded_params(one) for one in recorded]
     prompts: list[Any] = [{"prompt_token_ids": one.prompt_token_ids} for one in recorded]
     num_tokens = num_steps = 0
     for output in llm.generate(prompts, params):

@@ -4,6 +4,10 @@ One JSON line per request. Drafters that look only at tokens need no more than t
 the target's likeliest tokens, after rejected nodes too: a recording made while recycling drafts holds both, in the
 order in which recycling would see them where requests were answered one after the other. A merged tree has other nodes,
 so the requests are answered once more while `merge` drafts (`joined`).
+
+What a drafter with a network would say cannot be computed without it, so it is kept too: the drafter is asked at every
+place of the answer, and none of its drafts is verified (`record_drafts`). At each place it has then seen what it would
+have seen in any other run: the tokens before, and their hidden states.
 """
 
 import json
@@ -19,7 +23,8 @@ from torch import Tensor
 from paceline.bench.run.backend import Sampling
 from paceline.bench.run.engine_backend import asked, sampling_params
 from paceline.bench.workloads.workload import Prompt
-from paceline.core.tree import DraftTree
+from paceline.core.sampling_params import SamplingParams
+from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.errors import InvalidOptionError, PacelineError
 from paceline.llm import LLM
 from paceline.spec.model.top_tokens import top_tokens
@@ -30,6 +35,7 @@ NUM_TOP_TOKENS = 8
 RECORDED_WITH = ("recycling", "merge")  # methods that draft while requests are answered for a recording, in turn
 
 Note = tuple[int, list[int], list[int]]
+Drafted = tuple[list[int], list[int], list[float]]  # a tree's tokens, parents and confidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,8 @@ class Recorded:
     rejected: list[Note] = field(default_factory=list)
     """(output position, path, the target's likeliest tokens after it) of nodes that were verified and not accepted. The
     path begins with the token that stood, wrongly, at that position."""
+    drafted: dict[str, list[Drafted]] = field(default_factory=dict)
+    """Method -> its draft at each output position; nothing before the first token, which the prompt's pass emits."""
 
 
 def record(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[Recorded]:
@@ -81,6 +89,50 @@ def record(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling) -> list[Reco
             )
         )
     return recorded
+
+
+def record_drafts(llm: LLM, recorded: Sequence[Recorded]) -> list[Recorded]:
+    """The same requests once more, to keep what the engine's method drafts at every place of their answers."""
+    speculator = llm.engine.core.speculator
+    assert speculator.config is not None
+    drafted: dict[str, dict[int, Drafted]] = defaultdict(dict)
+    with _drafts_kept(speculator, drafted):
+        outputs = llm.generate(
+            [{"prompt_token_ids": one.prompt_token_ids} for one in recorded], [recorded_params(one) for one in recorded]
+        )
+    found = []
+    for one, output in zip(recorded, outputs, strict=True):
+        if output.outputs[0].token_ids != one.output_token_ids:
+            raise PacelineError(f"{one.prompt_id} got another answer the second time: that must never be")
+        places = drafted[output.request_id]
+        drafts = [places.get(position, ([], [], [])) for position in range(len(one.output_token_ids))]
+        found.append(replace(one, drafted={**one.drafted, speculator.config.method: drafts}))
+    return found
+
+
+def recorded_params(one: Recorded) -> SamplingParams:
+    """With which the request is answered alike."""
+    return SamplingParams(
+        temperature=one.temperature, max_tokens=len(one.output_token_ids), seed=one.seed, ignore_eos=True
+    )
+
+
+@contextmanager
+def _drafts_kept(speculator: Speculator, drafted: dict[str, dict[int, Drafted]]) -> Iterator[None]:
+    """Every place is drafted for, because no draft is offered: each step emits one token."""
+    propose = speculator.propose
+
+    def propose_and_keep(step: StepContext) -> list[DraftTree]:
+        for request, tree in zip(step.requests, propose(step), strict=True):
+            confidence = [round(one, 4) for one in tree.confidence or ()]
+            drafted[request.request_id][request.num_output_tokens] = (tree.token_ids, tree.parents, confidence)
+        return [EMPTY_TREE] * len(step.requests)
+
+    speculator.propose = propose_and_keep  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del speculator.propose  # the class's own shows again
 
 
 @contextmanager
@@ -148,4 +200,8 @@ def load_recording(path: str | Path) -> list[Recorded]:
 
 def _decode(fields: dict[str, Any]) -> Recorded:
     fields["rejected"] = [(position, list(path), top) for position, path, top in fields.get("rejected", ())]
+    fields["drafted"] = {
+        method: [(tokens, parents, confidence) for tokens, parents, confidence in drafts]
+        for method, drafts in fields.get("drafted", {}).items()
+    }
     return Recorded(**fields)

@@ -18,18 +18,19 @@ import torch
 from torch import Tensor
 
 from paceline.bench.replay.opinions import Opinions
+from paceline.bench.replay.recorded_drafter import DraftPrice, PricedDrafter, RecordedDrafter
 from paceline.bench.replay.recording import Recorded, rejected_paths
 from paceline.core.draft_counts import DraftCounts
 from paceline.core.request import Request, RequestStatus
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError, PacelineError
-from paceline.lab.live_pass_cost import PassCostModel
 from paceline.lab.pass_cost import FREE, PassCost
-from paceline.spec.auto.controller import AutoProposer
 from paceline.spec.engine_parts import EngineParts
-from paceline.spec.proposer import RequestPass, StepContext
+from paceline.spec.proposer import Proposer, RequestPass, StepContext
 from paceline.spec.speculator import Speculator
+
+REPLAYED_ROWS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of the curve that a method is told
 
 
 @dataclass(slots=True)
@@ -57,6 +58,8 @@ class Replay:
         concurrency: int = 1,
         pass_cost: PassCost = FREE,
         on_draft: Callable[[DraftTree, Sequence[int]], None] = lambda tree, future: None,  # and what it could have held
+        draft_prices: Mapping[str, DraftPrice] | None = None,  # of methods, instead of the time they take here
+        counts_host_time: bool = True,  # False: what really runs here takes no time, so that every replay is the same
     ) -> None:
         if not recorded or concurrency < 1:
             raise InvalidOptionError(
@@ -69,18 +72,22 @@ class Replay:
         self._concurrency = concurrency
         self._pass_cost = pass_cost
         self._on_draft = on_draft
-        self._virtual_s = 0.0
+        self._virtual_s = self._drafters_s = 0.0  # of passes and recorded drafters; of the latter alone
+        self._host_clock = time.thread_time if counts_host_time else lambda: 0.0
         self._running: list[Request] = []
         longest = max(len(one.prompt_token_ids) + len(one.output_token_ids) for one in recorded)
-        services = EngineParts(vocab_size=recorded[0].vocab_size, max_model_len=longest + 1)
+        stand_ins = {method: self._stand_in(method, price) for method, price in (draft_prices or {}).items()}
+        services = EngineParts(
+            vocab_size=recorded[0].vocab_size,
+            max_model_len=longest + 1,
+            stand_ins=stand_ins,
+            pass_cost={rows: pass_cost(rows) for rows in REPLAYED_ROWS},  # a live engine measures it before it starts
+        )
         try:
             self.speculator = Speculator(speculative_config, services)
         except (PacelineError, AssertionError, AttributeError) as error:
             raise InvalidOptionError(f"{speculative_config} cannot be replayed without its model: {error}") from error
         self.speculator.use_clock(self._clock)
-        for proposer in self.speculator.proposers.values():
-            if isinstance(proposer, AutoProposer):  # a live engine would have measured its model before it starts
-                proposer.cost = PassCostModel(pass_cost)
 
     def run(self) -> ReplayResult:
         for _ in self.steps():
@@ -95,7 +102,18 @@ class Replay:
 
     def _clock(self) -> float:
         """This thread's own time for what really runs here, plus the passes that do not."""
-        return time.thread_time() + self._virtual_s
+        return self._host_clock() + self._virtual_s
+
+    def _spend(self, seconds: float) -> None:
+        """What a recorded drafter would have taken."""
+        self._virtual_s += seconds
+        self._drafters_s += seconds
+
+    def _stand_in(self, method: str, price: DraftPrice) -> Callable[[Callable[[], Any]], Proposer]:
+        """What the recording says it drafts or, where it says nothing, the method itself."""
+        if any(method in one.drafted for one in self._recorded.values()):
+            return lambda build: RecordedDrafter(method, self._recorded, price, self._spend)
+        return lambda build: PricedDrafter(build(), price, self._spend)
 
     def _admit(self) -> list[Request]:
         free = self._concurrency - len(self._running)
@@ -124,11 +142,11 @@ class Replay:
         ready = [request for request in decoding if not request.finished]
         dense = self._dense(logits) if self.speculator.needs.logits else None
         step = StepContext(ready, passes, gone, dense, None)
-        begin_s = time.thread_time()
+        begin_s = self._host_clock() + self._drafters_s
         self.speculator.observe(step)
         for request, tree in zip(ready, self.speculator.propose(step), strict=True):
             request.draft = tree
-        self.result.draft_s += time.thread_time() - begin_s
+        self.result.draft_s += self._host_clock() + self._drafters_s - begin_s
         return num_tokens
 
     def _verify(self, request: Request, first_row: int, logits: list[list[int]]) -> RequestPass:

@@ -1,15 +1,14 @@
-"""`auto`: drafts where drafting pays, as measured live, and nowhere else.
+"""`auto`: drafts where drafting pays, as measured live, and nowhere else. docs/auto.md explains it.
 
-Each step it
-1. learns what the last pass cost (lab/live_pass_cost.py) and whether each request's drafts were right,
-2. asks the drafters, for the requests where asking has been worth the drafters' own time,
-3. keeps the nodes that raise the whole batch's expected tokens per second (select.py); often that is none.
+One rule for everything: let the batch's present tokens per second be the price of a second; a node, a level, a drafter
+or a trial is bought iff it is expected to bring more tokens than its seconds are worth.
 
-A request whose drafts do not pay is skipped: drafters are asked for it only when its text begins to repeat itself, and
-every 1, 2, 4, ... steps. Asking for skipped requests may take a small share of the elapsed time (`ALLOWANCE`). As soon
-as a draft would pay, drafters are asked for it in every step again.
+    cost.py         the price of a second and of a row
+    acceptance.py   the chance of a path
+    choose.py       who is worth asking, for the next few steps; drafter.py: what is known of each
+    explore.py      what asking brings, and the bucket that pays for finding out
 
-Pruning is exact: with sample-match verification the output does not depend on which nodes were offered.
+Leaving nodes out is exact: with sample-match verification the output does not depend on which nodes were offered.
 
     LLM(model, {"method": "auto"})                                the default
     LLM(model, {"method": "auto", "members": ["ngram", "suffix"], "node_budget": 16})   limits by hand
@@ -18,76 +17,30 @@ Pruning is exact: with sample-match verification the output does not depend on w
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.block_rows import BlockRows
 from paceline.core.request import Request, RequestStatus
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.lab.expected import reach_probabilities
 from paceline.lab.live_pass_cost import PassCostModel
-from paceline.spec.auto.cost import calibrate
-from paceline.spec.auto.members import TRIAL_REQUESTS, MemberChoice
-from paceline.spec.auto.repeat_watch import RepeatWatch
-from paceline.spec.auto.select import Selection, above_bar, path_chances, select, shifted
+from paceline.spec.auto.choose import Plan
+from paceline.spec.auto.constants import LASTING, PASSAGE, PLAN_EVERY, SHARE
+from paceline.spec.auto.cost import PRICES, Market
+from paceline.spec.auto.drafter import Drafter
+from paceline.spec.auto.explore import Bucket
 from paceline.spec.engine_parts import EngineParts
-from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
+from paceline.spec.kept_state import Memory, numbers, restore, states
+from paceline.spec.merge.merge import side_by_side
+from paceline.spec.merge.pool import Draft, gains, join, rate
+from paceline.spec.pass_calibration import calibrate
+from paceline.spec.proposer import Budget, Proposer, StepContext, union
 
 if TYPE_CHECKING:
     from paceline.spec.config.speculative_config import SpeculativeConfig
 
-MARGIN, ASK_MARGIN = 1.1, 1.5  # drafts must be expected to save so many times their rows, and the time to find them
-ALLOWANCE = 0.004  # share of the elapsed time for asking for skipped requests and for trying drafts expected to lose
-MAX_ALLOWANCE_S = 0.25  # the most that is saved up of it
-# Steps between two drafts for a skipped request. Powers of two, so that skipped requests are asked for in the same
-# steps: the first nodes of a pass may be too expensive where many together are not.
-FIRST_INTERVAL, LONGEST_INTERVAL = 8, 64  # the first: for a new request, where drafts have not paid lately
-REPEAT_INTERVAL = 8  # for a request whose text repeats itself
-BIAS_RATE, SHARED_BIAS_RATE, MAX_BIAS = 0.4, 0.08, 4.0
-# Weights of the newest value in running averages:
-VALUE_RATE = 0.15  # of what a request's drafts save
-DRAFT_RATE = 0.3  # of what asking costs
-IDLE_RATE = 0.2  # of what a step costs in which no drafter is asked
-TYPICAL_RATE = 0.05  # of what drafts save over all requests: what is assumed of a new one
-MAX_VALUE = 8.0  # cap on a request's value, in costs of asking: after a few useless drafts any request is skipped
-# Steps between two passes with drafts that are expected to lose, to check the cost curve; and their least chance.
-TRY_EVERY, TRIED_CHANCE = 32, 0.6
-TRUST_MEMORY, TRUST_PRIOR = 0.92, 5.0  # decay per evaluated step; and accepted tokens that a trust of 1 counts for
-MOST_TRUST, CHEAP_PRIOR = 1.25, 1.0  # the latter as TRUST_PRIOR, for what cheap members draft beside expensive ones
-LEAST_ROOM, FIRST_ROOM = 8, 16  # nodes asked for
-SURE_AFTER, EVALUATE_EVERY = 32, 4  # at first this many passes are all evaluated; then one in every so many steps
-COST_EVERY, MANY = 16, 4  # steps between two passes whose cost is learned, then; with MANY requests: each evaluated one
-NO_REQUESTS: frozenset[int] = frozenset()
-PEAK_MEMORY = 0.9  # decay per step, of the largest number of requests seen
-BEST_CASE_EVERY = 64  # steps after which the best case of each batch size is computed again
-# Probability that a node is accepted, at best: of an expensive drafter, and of a cheap one that copies. Where even that
-# would not pay, no drafter is asked.
-GOOD_CHANCE, COPIED_CHANCE, GOOD_DEPTH = 0.75, 0.95, 6
-OPTIMISM = 0.85  # factor on the rows' cost in that: what is ruled out is hardly tried again, so it must lose clearly
-# The tokens that such chains of 1, 2, ... nodes bring.
-GOOD_TOKENS, COPIED_TOKENS = (
-    reach_probabilities(chance, GOOD_DEPTH).cumsum().tolist() for chance in (GOOD_CHANCE, COPIED_CHANCE)
-)
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """What the controller knows of one request."""
-
-    value_s: float  # time that a draft is expected to save, averaged over the last ones asked for
-    bias: float = 0.0  # this request's drafts are right more (or less) often than the drafters say: shift in log odds
-    tree: DraftTree = EMPTY_TREE  # what the drafters proposed last, before pruning
-    drafted_in: int = -1  # before which step
-    interval: int = 0  # drafters are asked for it every so many steps; 0: it is not skipped
-    watch: RepeatWatch = field(default_factory=RepeatWatch)  # while it is skipped
-    room: int = FIRST_ROOM  # nodes to ask for: follows what was kept, because drafting takes time too
-
-    def follow(self, num_kept: int) -> None:
-        if 4 * num_kept >= 3 * self.room:
-            self.room *= 2
-        elif 4 * num_kept < self.room:
-            self.room = max(LEAST_ROOM, self.room // 2)
+NO_GAINS = [0.0] * len(PRICES)
 
 
 class AutoProposer(Proposer):
@@ -97,431 +50,286 @@ class AutoProposer(Proposer):
         largest: Budget,
         *,
         members: "Sequence[SpeculativeConfig] | None" = None,  # None: all that this target has
-        clock: Callable[[], float] = time.perf_counter,
+        remember: bool = True,
     ) -> None:
-        from paceline.spec.auto.default_members import (
-            default_drafters,  # reads the methods' table, which has a row for this file
-        )
-        from paceline.spec.merge.merge import MergeProposer
+        from paceline.spec.default_members import build_members  # reads the table, which has a row for this file
 
-        if members is None:
-            self.drafters = default_drafters(services, largest)
-        else:
-            self.drafters = MergeProposer(services, largest, members=members)
-        self.choice = self.drafters.usefulness = MemberChoice(self.drafters.members)
-        self.clock = clock
-        self.cost = PassCostModel(calibrate(services))
-        self._records: dict[str, RequestRecord] = {}
-        self._typical_value_s = float("inf")  # of a new request: until drafts were judged, always worth asking
-        self._draft_s = 0.0  # per request asked, with what it took to learn from the answers
-        self._learn_s = 0.0  # of the last step
-        self._idle_s = 0.0  # what observing a step takes where no cheap member was asked
-        self._peak = 0.0  # most requests in a step, lately: a batch that is being refilled is not a small one
-        self._any_short = True  # is the interval of some request shorter than `REPEAT_INTERVAL`?
-        self._num_cheap_asked = 0  # requests whose cheap members were asked in the last step
-        # Requests in the batch -> what good drafts would save in a step, and whether good copies could pay.
-        self._best_cases: dict[int, tuple[float, bool]] = {}
-        self._allowance_s = self._uncounted_s = 0.0  # the latter: elapsed time whose share is not added yet
-        self._handed_over_s: float | None = None  # when the last step's drafts were handed over
-        self._sum_expected, self._sum_accepted = 0.0, 0.0  # accepted tokens, with decay
-        self._trust = 1.0  # accepted over expected, lately
-        # The same of what cheap members drafted beside expensive ones; the last: expected of the pass under way.
-        self._cheap_expected = self._cheap_found = self._cheap_expected_next = 0.0
-        self._shared_bias = 0.0  # as a request's, for all of them
-        self._planned_skips = 0  # steps in which it need not be called: no request is due before
-        self._num_skipped = 0  # of them, so far
-        self._elapsed_s = 0.0  # of the last pass that it observed
-        self._is_sure = False  # are the costs known, and no member on trial? Then not every pass is evaluated
-        self._evaluates = True  # is the pass under way evaluated?
-        self._evaluated_step = -1  # the last step that was evaluated
-        self._may_pay = True  # could cheap members' drafts pay, in the best case?
-        self._expected = 0.0  # accepted tokens expected of the pass under way
-        self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0, "tried_at_a_loss": 0}
-        self._own_s = self._step_own_s = 0.0  # in all steps, and in the last one
-        self._last: Selection | None = None
-        self._num_requests = 0  # in the batch, when it was last evaluated
+        self.members = build_members(services, largest, members)
+        self.drafters = {name: Drafter(name, proposer) for name, proposer in self.members.proposers.items()}
+        self.clock: Callable[[], float] = time.perf_counter
+        self.bucket = Bucket()
+        self.market = Market(PassCostModel(calibrate(services)))
+        self.plan = Plan(self.drafters, self.bucket)
+        self._drafts: dict[
+            str, list[Draft]
+        ] = {}  # request id -> what was drafted for it, in steps that are learned from
+        self._learns = True
+        self._handed_over_s: float | None = None  # when the last step was left to the engine
+        self._drafting_s = self._own_s = 0.0  # of all after the last pass; and of the controller in all steps
+        self._num_to_skip = self._num_skipped = 0
+        self._sums = [0.0, 0.0, 0]  # since the last plan: tokens per request, seconds, steps
+        self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0}
         self._reasons: Counter[str] = Counter()  # reason -> steps
-
-    @property
-    def needs(self) -> Needs:  # type: ignore[override]  # read only: it follows which members are skipped
-        return self.choice.needs
+        self._memory = Memory(services if remember else None)
+        self._restore(self._memory.load())
+        self._set_needs()
 
     def check_params(self, params: SamplingParams) -> None:
-        self.drafters.check_params(params)
-
-    def block_rows(self) -> Sequence[BlockRows]:
-        return self.drafters.block_rows()
+        self.members.check_params(params)
 
     def use_clock(self, clock: Callable[[], float]) -> None:
         self.clock = clock
-        self.drafters.use_clock(clock)
+        self.members.use_clock(clock)
+
+    def block_rows(self) -> Sequence[BlockRows]:
+        return self.members.block_rows()
+
+    def member_figures(self) -> dict[str, dict[str, Any]]:
+        return self.members.figures()
+
+    def _set_needs(self) -> None:
+        """For the next pass: of those who are told of it."""
+        self._told = [one.is_told for one in self.drafters.values()]
+        self.needs = union([one.proposer.needs for one in self.drafters.values() if one.is_told or not one.watches])
+
+    # -- steps that are skipped --------------------------------------------------------------------------------------
 
     def skips_next_step(self) -> bool:
-        return self._num_skipped < self._planned_skips
+        return self._num_skipped < self._num_to_skip
 
     def skip_step(self) -> None:
         self._num_skipped += 1
 
-    def member_figures(self) -> dict[str, dict[str, Any]]:
-        return self.drafters.member_figures()
-
-    def observe(self, step: StepContext) -> None:
-        begin_s = self.clock()
-        self._learn_cost(step, begin_s)
-        if self._evaluates:
-            now = self._totals["steps"]
-            for verified in step.passes:
-                record = self._records.get(verified.request.request_id)
-                if record is not None and record.drafted_in == now:
-                    self._learn_bias(record, verified.new_token_ids)
-        for request in step.gone:
-            self._records.pop(request.request_id, None)
-        end_s, expensive_before_s = self.clock(), self.choice.expensive_s
-        self._own_s += end_s - begin_s
-        self.drafters.observe(step)
-        if self._num_cheap_asked or self._evaluates:
-            learn_s = self.clock() - begin_s - (self.choice.expensive_s - expensive_before_s)
-            if not self._num_cheap_asked:
-                self._idle_s += IDLE_RATE * (learn_s - self._idle_s)
-            self._learn_s = max(0.0, learn_s - self._idle_s)
-
-    def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
-        begin_s = self.clock()
-        requests = step.requests
-        if self._num_skipped:
-            self._totals["steps"] += self._num_skipped
-            self._reasons["skipped"] += self._num_skipped
-            self._uncounted_s += self._num_skipped * self._elapsed_s
-        now = self._totals["steps"]
-        self._is_sure = self.choice.is_settled and self.cost.num_observed >= SURE_AFTER
-        self._evaluates = not self._is_sure or now % EVALUATE_EVERY == 0 or len(requests) > self._num_requests
-        if self._evaluates:
-            num_running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
-            self._num_requests = max(num_running, len(requests))
-            self._prepare(now - self._evaluated_step)
-            self._evaluated_step = now
-        due = self._requests_to_ask(requests) if self._may_pay or now % LONGEST_INTERVAL == 0 else []
-        asked = due
-        if self.choice.pays:
-            asked = list(range(len(requests)))
-        elif self.choice.has_trial:  # a trial takes the first requests, skipped or not
-            asked = sorted({*range(min(TRIAL_REQUESTS, len(requests))), *due})
-        self.choice.not_due = NO_REQUESTS if asked == due else {i for i, at in enumerate(asked) if at not in due}
-        self._num_cheap_asked = len(due)
-        self.choice.skips_cheap = not due
-        alone = None if due or self._evaluates else self.choice.pays_alone
-        if alone is not None:
-            trees, draft_s = self._pass_on(alone, step, budgets)
-        else:
-            drafted, draft_s = self._ask(step, budgets, asked)
-            trees = self._choose(requests, asked, drafted, draft_s)
-        can_skip = self._is_sure and self.choice.all_skipped and not (self._may_pay and self._any_short)
-        self._planned_skips, self._num_skipped = REPEAT_INTERVAL - 1 - now % REPEAT_INTERVAL if can_skip else 0, 0
-        self._handed_over_s = self.clock()
-        self._step_own_s = self._handed_over_s - begin_s - draft_s
-        self._own_s += self._step_own_s
-        self._totals["steps"] += 1
-        return trees
-
-    def _prepare(self, num_steps: int) -> None:
-        """Which drafters could pay from now on, and what may be spent on finding out."""
-        self._allowance_s = min(MAX_ALLOWANCE_S, self._allowance_s + ALLOWANCE * self._uncounted_s)
-        self._uncounted_s = 0.0
-        self._peak = max(float(self._num_requests), PEAK_MEMORY**num_steps * self._peak)
-        best_saving_s, self._may_pay = self._best_case(int(self._peak))
-        self.choice.begin_step(int(self._peak), best_saving_s, num_steps, self.cost.at(1, 1))
-
-    def report(self) -> dict[str, Any]:
-        """What it knows and what it decided last, for statistics and the server's page."""
-        records = list(self._records.values())  # a snapshot: the engine's thread may be changing it
-        num_skipped = sum(record.interval > 0 for record in records)
-        return {
-            **self._totals,
-            "own_s": self._own_s,
-            "draft_s_per_request": self._draft_s,
-            "requests_asked": len(records) - num_skipped,
-            "requests_skipped": num_skipped,
-            "trust": self._trust,
-            "shared_bias": self._shared_bias,
-            "pass_cost_s": self.cost.table(),
-            "members": self.choice.report(),
-            "reasons": dict(self._reasons),
-            "last_decision": self._reason(),
-        }
+    def _steps_to_skip(self) -> int:
+        """Where nobody is asked or told anything: until the bucket holds what is to be tried next, and what it takes to
+        think of it, as this step did in vain."""
+        if self.plan.active or self.plan.tells_somebody:
+            return 0
+        own_s, next_loss_s = self._drafting_s, self.plan.next_loss_s
+        self.bucket.pay(own_s)
+        lacks_s = own_s + (next_loss_s or 0.0) - self.bucket.saved_s
+        least = PASSAGE if next_loss_s is None else 1  # before that nothing will look any different
+        return int(min(LASTING, max(least, lacks_s / (SHARE * self.market.plain_s))))
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
-    def _learn_cost(self, step: StepContext, now_s: float) -> None:
-        if self._handed_over_s is None:
-            return
-        elapsed_s = self._elapsed_s = now_s - self._handed_over_s
+    def observe(self, step: StepContext) -> None:
+        begin_s = self.clock()
+        self.members.faults.end_step()
+        if self._num_skipped:  # the batch has changed
+            self._num_to_skip = 0
+        elif self._handed_over_s is not None:
+            self._learn_step(step, begin_s - self._handed_over_s)
+        if self._drafts:
+            for verified in step.passes:
+                for draft in self._drafts.get(verified.request.request_id, ()):
+                    acceptance = self.drafters[draft.name].acceptance
+                    acceptance.learn(draft.tree, draft.buckets, verified.new_token_ids)
+            self._drafts = {}
+        gone = step.gone
+        for request in gone:
+            for drafter in self.drafters.values():
+                drafter.forget(request.request_id)
+        self._own_s += self.clock() - begin_s
+        for name, drafter in self.drafters.items():
+            if (drafter.is_told if drafter.watches else drafter.is_asked) and not self._num_skipped:
+                told_s = self.members.tell(name, step)
+                drafter.told_s += (min(told_s, 4.0 * drafter.told_s or told_s) - drafter.told_s) / PASSAGE
+                drafter.is_asked = False
+            elif gone:
+                self.members.forget(name, gone)
+
+    def _learn_step(self, step: StepContext, elapsed_s: float) -> None:
+        """What the last pass took and brought."""
+        self.bucket.earn(elapsed_s + self._drafting_s, self.market.plain_s)
         self._handed_over_s = None
-        self._uncounted_s += elapsed_s
-        if not self._evaluates:
-            if not self.choice.all_skipped:
-                self.choice.skip_evaluation()
-            return
-        num_decodes = num_rows = accepted = 0
-        reads_prompt = False
-        own = []
+        count = num_rows = num_tokens = 0
         for verified in step.passes:
+            if verified.num_committed > 1:
+                return  # prompt rows have a cost of their own
             num_rows += len(verified.rows)
-            reads_prompt = reads_prompt or verified.num_committed > 1
             if verified.logits_row >= 0:
-                num_decodes += 1
-                if verified.request.request_id in self._records:  # others chose a method for themselves
-                    own.append(verified)
-                    accepted += len(verified.accepted)
-        # Where no tokens are expected, steps are evaluated less often.
-        memory = TRUST_MEMORY if self._expected else TRUST_MEMORY**2
-        self._sum_expected = memory * self._sum_expected + self._expected
-        self._sum_accepted = memory * self._sum_accepted + (accepted if self._expected else 0.0)
-        self._trust = min(MOST_TRUST, (self._sum_accepted + TRUST_PRIOR) / (self._sum_expected + TRUST_PRIOR))
-        if not num_decodes or elapsed_s <= 0.0 or reads_prompt:
-            self.choice.skip()
-            return  # prompt rows have a cost of their own
-        if not self._is_sure or num_decodes >= MANY or self._evaluated_step % COST_EVERY == 0:
-            self.cost.observe(num_rows, elapsed_s, num_decodes)
-        if self.choice.asks_expensive:
-            self._cheap_expected = TRUST_MEMORY * self._cheap_expected + self._cheap_expected_next
-            self._cheap_found = TRUST_MEMORY * self._cheap_found + self.choice.num_only_cheap(own)
-            plain_s = self.cost.at(num_decodes, num_decodes)
-            row_s = (self.cost.at(num_rows, num_decodes) - plain_s) / max(1, num_rows - num_decodes)
-            ask_s = self._draft_s * self._num_cheap_asked + self._step_own_s
-            self.choice.judge(own, plain_s / num_decodes, row_s, elapsed_s, ask_s / num_decodes)
-        else:
-            self.choice.note(accepted, num_rows - num_decodes, len(own), elapsed_s)
-
-    def _learn_bias(self, record: RequestRecord, new_token_ids: Sequence[int]) -> None:
-        """One step of logistic regression on the intercepts for each guess that the new tokens judged, in a tree that
-        was verified or not."""
-        token_ids, parents, confidence = record.tree.token_ids, record.tree.parents, record.tree.confidence
-        record.drafted_in, at = -1, -1
-        if confidence is None:
+                count += 1
+                num_tokens += len(verified.new_token_ids)
+        if not count or elapsed_s <= 0.0:
             return
-        for token in new_token_ids:
-            likeliest = following = -1
-            for node in range(at + 1, len(parents)):
-                if parents[node] == at:
-                    if likeliest < 0:
-                        likeliest = node  # it stands first
-                    if token_ids[node] == token:
-                        following = node
-                        break
-            if likeliest < 0:
-                return
-            chance = shifted(confidence[likeliest], record.bias + self._shared_bias)
-            error = (following == likeliest) - chance
-            record.bias = min(MAX_BIAS, max(-MAX_BIAS, record.bias + BIAS_RATE * error))
-            self._shared_bias = min(MAX_BIAS, max(-MAX_BIAS, self._shared_bias + SHARED_BIAS_RATE * error))
-            if following < 0:
-                return
-            at = following
-
-    def _best_case(self, num_requests: int) -> tuple[float, bool]:
-        """What an expensive drafter's good drafts would save in a step of so many requests, if they cost only their
-        rows; and whether a cheap one's could pay."""
-        if self._totals["steps"] % BEST_CASE_EVERY == 0:
-            self._best_cases.clear()
-        best_case = self._best_cases.get(num_requests)
-        if best_case is None:
-            costs = [self.cost.at(num_requests * (1 + depth), num_requests) for depth in range(GOOD_DEPTH + 1)]
-            spent_s = [cost - costs[0] for cost in costs[1:]]
-            best_saving_s = max([tokens * costs[0] - spent for tokens, spent in zip(GOOD_TOKENS, spent_s, strict=True)])
-            copied_s = [tokens * costs[0] for tokens in COPIED_TOKENS]
-            may_pay = any(saved > OPTIMISM * spent for saved, spent in zip(copied_s, spent_s, strict=True))
-            best_case = self._best_cases[num_requests] = best_saving_s, may_pay
-        return best_case
+        passes, sums = self.market.passes, self._sums
+        if self._learns:
+            passes.observe(num_rows, elapsed_s, count)
+        sums[0] += num_tokens / count
+        sums[1] += passes.at(num_rows, count) + self._drafting_s
+        sums[2] += 1
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    def _requests_to_ask(self, requests: Sequence[Request]) -> list[int]:
-        """Indices of the requests for which drafters are asked now."""
-        asked: list[int] = []
-        step, records = self._totals["steps"], self._records
-        if step % REPEAT_INTERVAL and not self._any_short:
-            return asked
-        self._any_short = False
-        for i, request in enumerate(requests):
-            record = records.get(request.request_id) or self._record(request)
-            interval = record.interval
-            self._any_short = self._any_short or interval < REPEAT_INTERVAL
-            if interval:
-                if step % min(interval, REPEAT_INTERVAL) or self._allowance_s < self._draft_s:
-                    continue
-                if step % interval and not record.watch.repeats(request.token_ids):
-                    continue
-                self._allowance_s -= self._draft_s
-            asked.append(i)
-        return asked
-
-    def _record(self, request: Request) -> RequestRecord:
-        record = self._records.get(request.request_id)
-        if record is None:
-            record = self._records[request.request_id] = RequestRecord(self._typical_value_s)
-            record.interval = 0 if self._typical_value_s > ASK_MARGIN * self._draft_s else FIRST_INTERVAL
-        return record
-
-    def _ask(self, step: StepContext, budgets: Sequence[Budget], asked: Sequence[int]) -> tuple[list[DraftTree], float]:
-        if not asked:
-            self.choice.ask_none()
-            return [], 0.0
+    def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
+        requests, market, plan = step.requests, self.market, self.plan
+        if not requests:
+            return []
         begin_s = self.clock()
-        part = step
-        if len(asked) < len(step.requests):
-            part = replace(step, requests=[step.requests[i] for i in asked])
+        self._begin_step(step, begin_s)
+        offered = [EMPTY_TREE] * len(requests)
+        drafts: dict[int, list[Draft]] = {}  # by index of the request
+        rest: list[float] | None = None  # by request: the chance that nobody asked so far has the next token
+        draft_s, was_asked = 0.0, False
+        for drafter in plan.active:
+            asked = self._whom(drafter, rest)
+            if not asked:
+                continue
+            was_asked = True
+            part, given = step, budgets
+            if len(asked) < len(requests):
+                part, given = replace(step, requests=[requests[i] for i in asked]), [budgets[i] for i in asked]
+            drafted, drafter_s = self._ask(drafter, part, given)
+            draft_s += drafter_s
+            for i, draft in zip(asked, drafted, strict=True):
+                if draft is not None:
+                    drafts.setdefault(i, []).append(draft)
+                    if rest is None:
+                        rest = [1.0] * len(requests)
+                    rest[i] *= 1.0 - draft.first_chance
+        if drafts:
+            self._offer(requests, budgets, drafts, offered)
+        else:
+            self._reasons["nothing_drafted" if was_asked else "skipped"] += 1
+        if plan.is_new:
+            self._memory.save_when_due(self.bucket.run_s, self._state)
+            if [one.is_told for one in self.drafters.values()] != self._told:
+                self._set_needs()
+        self._handed_over_s = self.clock()
+        self._drafting_s = self._handed_over_s - begin_s
+        self._own_s += self._drafting_s - draft_s
+        self._num_to_skip = self._steps_to_skip()
+        return offered
+
+    def _begin_step(self, step: StepContext, now_s: float) -> None:
+        market, skipped, sums = self.market, self._num_skipped, self._sums
+        if skipped:
+            self._num_skipped = 0
+            self._totals["steps"] += skipped
+            self._reasons["skipped"] += skipped
+            self.bucket.earn(skipped * market.plain_s, market.plain_s)
+            sums[0], sums[1], sums[2] = sums[0] + skipped, sums[1] + skipped * market.plain_s, sums[2] + skipped
+        market.step += 1 + skipped
+        self._totals["steps"] += 1
+        self._learns = market.step % PLAN_EVERY == 0 or market.step < LASTING // 4 or skipped > 0
+        if sums[2] >= PLAN_EVERY and sums[1] > 0.0:
+            market.learn_rate(sums[0], sums[1], int(sums[2]))
+            self._sums = [0.0, 0.0, 0]
+        count = len(step.requests)
+        if len(step.passes) > count:
+            count = max(count, sum([one.request.status is RequestStatus.RUNNING for one in step.passes]))
+        self.plan.follow(step.requests, count, market)
+
+    def _whom(self, drafter: Drafter, rest: Sequence[float] | None) -> list[int]:
+        """Requests that it is asked for in this step."""
+        step, plan = self.market.step, self.plan
+        if not drafter.is_ready(step):
+            return []
+        asked = drafter.asked
+        if rest is not None and asked:
+            asked = drafter.worth_asking(rest, self.market.tokens_per_s)
+        if drafter.tried and (plan.is_new or drafter.tried_until >= step):
+            asked = asked + [one for one in drafter.tried if one not in asked]
+        indices = [one.request for one in asked]
+        if len(indices) > 1:
+            indices.sort()
+        return indices
+
+    def _ask(self, drafter: Drafter, step: StepContext, budgets: Sequence[Budget]) -> tuple[list[Draft | None], float]:
+        """Its drafts for all requests of the step, rated; and the time that it took itself."""
+        begin_s = self.clock()
+        market, name, of_requests, learns = self.market, drafter.name, drafter.gain.requests, self._learns
+        few, bar, further, much = drafter.limits
         given = []
-        for i in asked:
-            request, budget = step.requests[i], budgets[i]
-            record = self._records.get(request.request_id) or self._record(request)
-            given.append(Budget(min(budget.num_nodes, record.room), budget.max_depth, *self.choice.min_probs))
-        expensive_before_s = self.choice.expensive_s
-        self.drafters.learns = self._evaluates
-        trees = self.drafters.propose(part, given)
-        spent_s = self.clock() - begin_s
-        num_cheap_asked = self._num_cheap_asked
-        if num_cheap_asked:
-            # Expensive members are judged by themselves: a request is skipped when the cheap ones do not pay for it.
-            cheap_s = spent_s + self._learn_s - (self.choice.expensive_s - expensive_before_s)
-            if not self.choice.asks_expensive:
-                cheap_s += self._step_own_s  # deciding about them takes time as well
-            cheap_s /= num_cheap_asked
-            if self._draft_s:  # what past outputs take to be indexed, all at once, is not what one draft takes
-                self._draft_s += DRAFT_RATE * (min(cheap_s, 1.5 * self._draft_s) - self._draft_s)
-            else:
-                self._draft_s = cheap_s
-        else:  # only expensive members were asked: joining their trees is their cost
-            beside_s = spent_s - (self.choice.expensive_s - expensive_before_s) + self._step_own_s
-            is_seldom = self.choice.pays_alone is not None  # in other steps its trees are offered as they are
-            self.choice.charge(beside_s / EVALUATE_EVERY if is_seldom else beside_s)
-        self._totals["asked"] += len(asked)
-        return trees, spent_s
+        for request, (nodes, depth, *_) in zip(step.requests, budgets, strict=True):
+            own = of_requests.get(request.request_id)
+            if nodes > few and (own is None or own.value <= much):
+                nodes = few
+            given.append(Budget(nodes, depth, bar, further))
+        trees, spent_s = self.members.ask(name, step, given)
+        table, learn_gain = drafter.acceptance.chances, drafter.gain.learn
+        drafts: list[Draft | None] = []
+        deepest = 0
+        for request, tree in zip(step.requests, trees, strict=True):
+            draft, found = None, NO_GAINS
+            if tree.token_ids:
+                draft = rate(name, tree, table)
+                found = gains(draft.chances)
+                if learns:
+                    drafter.first_chance += (draft.first_chance - drafter.first_chance) / PASSAGE
+                    deepest = max(deepest, *tree.depths())
+                    self._drafts.setdefault(request.request_id, []).append(draft)
+            drafts.append(draft)
+            learn_gain(request.request_id, found, market)
+        if learns:
+            asking_s = self.clock() - begin_s
+            drafter.cost.learn(asking_s + drafter.told_s, len(trees), deepest, market.unit_s)
+        drafter.is_asked = True
+        drafter.num_asked += 1
+        self._totals["asked"] += len(trees)
+        return drafts, spent_s
 
-    def _pass_on(self, member: str, step: StepContext, budgets: Sequence[Budget]) -> tuple[list[DraftTree], float]:
-        """A step that is not evaluated, in which one expensive member drafts alone. Its trees are offered as they are:
-        it was given the thresholds at which to stop."""
-        begin_s = self.clock()
-        given = [Budget(budget.num_nodes, budget.max_depth, *self.choice.min_probs) for budget in budgets]
-        trees = self.drafters.propose_alone(member, step, given)
-        num_drafted = sum([len(tree.token_ids) for tree in trees])
-        self._reasons["pays" if num_drafted else "nothing_drafted"] += 1
-        totals = self._totals
-        totals["asked"] += len(trees)
-        totals["drafted_nodes"] += num_drafted
-        totals["offered_nodes"] += num_drafted
-        return trees, self.clock() - begin_s
-
-    def _choose(
+    def _offer(
         self,
         requests: Sequence[Request],
-        asked: Sequence[int],
-        drafted: Sequence[DraftTree],
-        drafting_s: float,
-    ) -> list[DraftTree]:
-        trees = [EMPTY_TREE] * len(requests)
-        self._expected = 0.0
-        if not asked:
-            self._reasons["skipped"] += 1
-            return trees
-        records = [self._records[requests[i].request_id] for i in asked]
-        trust = self._trust
-        chances = [
-            path_chances(tree, record.bias + self._shared_bias, trust) if tree.confidence is not None else []
-            for tree, record in zip(drafted, records, strict=True)
-        ]
-        selection = self._last
-        if self._evaluates or selection is None:
-            selection = self._last = self._select(chances, drafting_s)
-            kept = selection.keep
-        else:
-            kept = above_bar(chances, selection.bar)
-            self._reasons["pays" if any(kept) else "nothing_drafted"] += 1
-        choice = self.choice
-        if self._evaluates:
-            self._expected, self._cheap_expected_next = selection.gain / max(trust, 1e-6), 0.0
-            if choice.asks_expensive:
-                choice.expect(drafted, kept, chances)
-                choice.stop_at(selection.bar)
-        now = self._totals["steps"] + 1
-        num_drafted = num_offered = 0
-        for i, record, tree, keep in zip(asked, records, drafted, kept, strict=True):
-            num_nodes, num_kept = len(tree.token_ids), len(keep)
-            num_drafted += num_nodes
-            num_offered += num_kept
-            record.tree, record.drafted_in = tree, now
-            record.follow(num_kept)
-            # A tree sampled from a distribution of its own must not be pruned by what was drawn.
-            if num_kept == num_nodes or tree.draft_probs is not None:
-                trees[i] = tree
-            elif keep:
-                trees[i] = tree.keep(keep)
+        budgets: Sequence[Budget],
+        drafts: dict[int, list[Draft]],
+        offered: list[DraftTree],
+    ) -> None:
+        price, num_drafted, num_offered = self.market.row_price, 0, 0
+        for i, of_request in drafts.items():
+            whole = {one.name: one.tree for one in of_request if self._is_whole(one)}
+            draft = of_request[0] if len(of_request) == 1 else join(of_request)
+            num_drafted += len(draft.chances)
+            if whole:
+                is_worth_it = sum(draft.chances) > price * len(draft.chances)
+                # What was drawn from a distribution of its own must not decide what is offered.
+                if is_worth_it or any(tree.draft_probs is not None for tree in whole.values()):
+                    offered[i] = side_by_side(whole, budgets[i])
+            else:
+                offered[i] = draft.offer(price, budgets[i].num_nodes)
+            num_offered += len(offered[i].token_ids)
         self._totals["drafted_nodes"] += num_drafted
         self._totals["offered_nodes"] += num_offered
-        if self._num_cheap_asked:
-            # Without their drafts a token would cost what it costs with the expensive members' alone, or plainly.
-            token_s = selection.token_s if choice.asks_expensive else selection.plain_s / self._num_requests
-            self._judge_cheap(records, drafted, kept, chances, token_s, selection.row_s)
-        return trees
+        self._reasons["pays" if num_offered else "too_expensive"] += 1
 
-    def _select(self, chances: Sequence[Sequence[float]], drafting_s: float) -> Selection:
-        """What pays. Where nothing does: every `TRY_EVERY` steps all likely nodes, to check what so many rows cost."""
-        selection = select(chances, self._num_requests, self.cost, MARGIN, drafting_s)
-        if selection.num_nodes == 0 and self._totals["steps"] % TRY_EVERY == 0:
-            tried = select(chances, self._num_requests, self.cost, MARGIN, drafting_s, at_least=TRIED_CHANCE)
-            if tried.num_nodes and tried.loss_s <= self._allowance_s:
-                self._allowance_s -= tried.loss_s
-                self._totals["tried_at_a_loss"] += 1
-                self._reasons["probe"] += 1
-                return tried
-        if selection.num_nodes:
-            self._reasons["pays"] += 1
-        else:
-            self._reasons["too_expensive" if any(chances) else "nothing_drafted"] += 1
-        return selection
+    def _is_whole(self, draft: Draft) -> bool:
+        return draft.tree.draft_probs is not None or self.drafters[draft.name].proposer.keeps_whole
 
-    def _judge_cheap(
-        self,
-        records: Sequence[RequestRecord],
-        drafted: Sequence[DraftTree],
-        kept: Sequence[Sequence[int]],
-        chances: Sequence[Sequence[float]],
-        token_s: float,
-        row_s: float,
-    ) -> None:
-        """Was it worth asking the cheap members? Where it was not, the interval of the request doubles."""
-        choice = self.choice
-        trust = (self._cheap_found + CHEAP_PRIOR) / (self._cheap_expected + CHEAP_PRIOR)
-        for position, (record, tree, keep) in enumerate(zip(records, drafted, kept, strict=True)):
-            if position in choice.not_due:
-                continue
-            nodes = keep
-            if choice.asks_expensive:  # what an expensive member drafted too would be there without the cheap ones
-                nodes = [node for node in keep if choice.is_cheap(tree, node)]
-            gain = sum([chances[position][node] for node in nodes])
-            if choice.asks_expensive:
-                self._cheap_expected_next += gain
-                gain *= trust
-            self._judge(record, gain * token_s - len(nodes) * row_s)
+    # -- what is kept, and what is said ------------------------------------------------------------------------------
 
-    def _judge(self, record: RequestRecord, saved_s: float) -> None:
-        most_s = MAX_VALUE * self._draft_s
-        value_s = min(most_s, saved_s)
-        typical_s = min(most_s, self._typical_value_s)
-        self._typical_value_s = typical_s + TYPICAL_RATE * (value_s - typical_s)
-        before_s = min(most_s, record.value_s)
-        record.value_s = max(value_s, before_s + VALUE_RATE * (value_s - before_s))
-        pays = record.value_s > ASK_MARGIN * self._draft_s
-        record.interval = 0 if pays else min(LONGEST_INTERVAL, max(1, 2 * record.interval))
-        self._any_short = self._any_short or record.interval < REPEAT_INTERVAL
+    def _restore(self, known: dict[str, Any]) -> None:
+        self.market.passes.restore(numbers(known.get("pass_cost"), self.market.passes.num_knots))
+        drafters = known.get("drafters")
+        for name, drafter in self.drafters.items():
+            restore(drafter.kept, drafters.get(self.members.keys[name]) if isinstance(drafters, dict) else None)
 
-    def _reason(self) -> str:
-        last = self._last
-        if last is None:
+    def _state(self) -> dict[str, Any]:
+        used = {self.members.keys[name]: states(one.kept) for name, one in self.drafters.items() if one.num_asked}
+        return {"pass_cost": self.market.passes.state(), "drafters": used}
+
+    def report(self) -> dict[str, Any]:
+        """What it knows and what it decided last, for statistics and the server's page."""
+        seconds = self.members.seconds
+        return {
+            **self._totals,
+            "steps": self._totals["steps"] + self._num_skipped,
+            "own_s": self._own_s,
+            "exploration_s": self.bucket.lost_s,
+            "tokens_per_s": self.market.tokens_per_s,
+            "row_price_tokens": self.market.row_price,
+            "pass_cost_s": self.market.passes.table(),
+            "members": {name: one.report() | {"seconds": seconds[name]} for name, one in self.drafters.items()},
+            "reasons": dict(self._reasons),
+            "last_decision": self._said(),
+        }
+
+    def _said(self) -> str:
+        market, asked = self.market, [one.name for one in self.plan.active]
+        if not market.num_requests:
             return "nothing asked yet"
-        batch = f"{self._num_requests} request{'s' if self._num_requests != 1 else ''}"
-        if last.num_nodes == 0:
-            return f"off: no draft for {batch} is expected to save more than it costs"
-        return (
-            f"{last.num_nodes} nodes for {batch}: {last.gain:.2f} more tokens for "
-            f"{(last.pass_s / last.plain_s - 1):.0%} more time, {last.speedup:.2f}x"
-        )
+        batch = f"{market.num_requests} running, a row is worth {market.row_price:.2f} tokens"
+        if not asked:
+            return f"off: no draft is expected to save more than it costs ({batch})"
+        return f"{', '.join(asked)} asked ({batch}; paths likelier than that are verified)"

@@ -1,65 +1,46 @@
-"""What a pass of n rows takes on this model and machine, measured before the first request runs."""
+"""Today's prices: of a pass, of a row in it, and of a second, in tokens. All measured.
 
-import statistics
-import time
-from dataclasses import replace
+What passes and drafters' calls take is learned in lab/live_pass_cost.py and lab/live_call_cost.py. A drafter's price is
+never inferred from what it reads or is built of: the same method may be nearly free in one engine and take half of a
+step in another.
+"""
 
-import numpy as np
+from bisect import bisect_right
+from collections.abc import Sequence
 
-from paceline.core.forward import Decoder, ForwardBatch, TokenDraws
-from paceline.core.packing import RequestRows, pack
-from paceline.spec.engine_parts import EngineParts
-
-CALIBRATION_ROWS = (2, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # each beside one row
-CALIBRATION_CONTEXT = 128  # tokens before each row: a row reads its context, a draft's as well as a request's
-CALIBRATION_ROUNDS, CALIBRATION_S = 4, 1.0  # as many rounds as fit into the time, one at least
+from paceline.lab.live_pass_cost import PassCostModel
+from paceline.spec.auto.constants import PASSAGE
+from paceline.spec.merge.pool import PRICES
 
 
-def calibrate(services: EngineParts) -> dict[int, float]:
-    """Rows -> seconds of a bare pass, measured on the model before anything runs; empty where there is no model.
+class Market:
+    """A second is worth the tokens that the last steps gave in one, and never less than plain decoding gives: so nothing
+    is bought that plain decoding would beat."""
 
-    Each row is a request of its own, after a text that all of them share. The slots written are free: a
-    request that gets them overwrites them."""
-    decoder, kv_cache = services.decoder, services.kv_cache
-    if decoder is None or kv_cache is None:
-        return {}
-    begin_s = time.perf_counter()
-    block_size, num_blocks = services.block_size, services.num_slots // services.block_size
-    shared = list(range(min(CALIBRATION_CONTEXT, services.max_model_len - 1) // block_size))[: num_blocks // 2]
-    sizes = [rows for rows in (1, *CALIBRATION_ROWS) if len(shared) + rows <= num_blocks]
-    num_shared = len(shared) * block_size
-    tokens = [i % services.vocab_size for i in range(max(num_shared, *CALIBRATION_ROWS))]
-    single = [RequestRows([*shared, len(shared) + i], [tokens[i]], num_shared) for i in range(max(CALIBRATION_ROWS))]
-    batches = {rows: _as_decoded(pack(single[:rows], block_size), decoder) for rows in sizes}
-    if shared:  # the first pass of all, which prepares things as well
-        text = RequestRows(shared, tokens[:num_shared], 0)
-        decoder.forward(pack([text], block_size), kv_cache)
+    def __init__(self, passes: PassCostModel) -> None:
+        self.passes = passes
+        self.step = self.num_requests = self._place = 0
+        self.unit_s = self.plain_s = self.tokens_per_s = self.row_price = self._share = 0.0  # place, share: in PRICES
+        self._rate = 1.0  # lately, in what plain decoding gives
 
-    def seconds(rows: int) -> float:
-        pass_begin_s = time.perf_counter()
-        output = decoder.forward(batches[rows], kv_cache)
-        if output.tokens is None:
-            float(output.logits[0, 0])  # reading a value waits for the device, as reading the tokens did
-        return time.perf_counter() - pass_begin_s
+    def quote(self, num_requests: int) -> None:
+        passes = self.passes
+        self.num_requests = num_requests
+        self.unit_s, self.plain_s = passes.at(1, 1), passes.at(num_requests, num_requests)
+        self.tokens_per_s = num_requests / self.plain_s * max(1.0, self._rate)
+        rows = max(4, num_requests)  # one row alone may be the first of a tile
+        row_s = (passes.at(num_requests + rows, num_requests) - self.plain_s) / rows
+        self.row_price = self.tokens_per_s * row_s
+        self._place = min(len(PRICES) - 2, bisect_right(PRICES, self.row_price) - 1)
+        low, high = PRICES[self._place], PRICES[self._place + 1]
+        self._share = min(1.0, (self.row_price - low) / (high - low))
 
-    # What counts is how many times one row's pass a larger one takes. So each is measured right after one of one row:
-    # a machine that is slow for a second is slow for both.
-    one_row_s: list[float] = []
-    ratios: dict[int, list[float]] = {rows: [] for rows in sizes}
-    for number in range(CALIBRATION_ROUNDS):
-        for rows in sizes:
-            if number and time.perf_counter() - begin_s > CALIBRATION_S:
-                break
-            one_row_s.append(seconds(1))
-            ratios[rows].append(seconds(rows) / one_row_s[-1] if rows > 1 else 1.0)
-    unit_s = statistics.median(one_row_s) if one_row_s else 0.0
-    return {rows: unit_s * statistics.median_low(found) for rows, found in ratios.items()}
+    def at_row_price(self, gains: Sequence[float]) -> float:
+        """Of gains at PRICES."""
+        low = gains[self._place]
+        return low + self._share * (gains[self._place + 1] - low)
 
-
-def _as_decoded(batch: ForwardBatch, decoder: Decoder) -> ForwardBatch:
-    """The pass as decoding runs it: a model that draws tokens writes no logits."""
-    if not decoder.draws_tokens:
-        return batch
-    count = batch.logits_rows.shape[0]
-    zeros = TokenDraws(np.zeros(count, np.float32), np.zeros(count, np.int64), np.zeros(count, np.int32))
-    return replace(batch, draws=zeros, wants_logits=False)
+    def learn_rate(self, tokens_per_request: float, seconds: float, num_steps: int) -> None:
+        """Of the last steps, so many, all together."""
+        kept = 0.5 ** (num_steps / PASSAGE)
+        self._rate = kept * self._rate + (1.0 - kept) * tokens_per_request * self.plain_s / seconds

@@ -65,6 +65,11 @@ class SpeculativeConfig:
         return SpeculativeConfig(method, options, rule, rule_options, is_sized)
 
     @property
+    def sized_by_price(self) -> bool:
+        """Nobody chose a size: the one that pays is taken, up to the default (spec/auto)."""
+        return PROPOSERS[self.method].priced and self.rejection_sample_method == "sample_match" and not self.is_sized
+
+    @property
     def num_speculative_tokens(self) -> int:
         """The longest path of a draft; 0 for plain decoding."""
         return int(self.options.get("num_speculative_tokens", 0))
@@ -73,6 +78,14 @@ class SpeculativeConfig:
     def node_budget(self) -> int:
         """The most nodes of a draft; 0 for plain decoding."""
         return int(self.options.get("node_budget", 0))
+
+
+def with_default_size(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The same, with the method's default size as if it had been asked for: it is drafted whether it pays or not."""
+    config = SpeculativeConfig.parse(given)
+    assert config is not None
+    sizes = ("num_speculative_tokens", "node_budget") if config.sized_by_price else ()
+    return {**{key: config.options[key] for key in sizes if key in config.options}, **given}
 
 
 def method_row(method: str) -> Method:

@@ -35,6 +35,9 @@ class GrammarProposer(Proposer):
         self._drafted: dict[str, Forced] = {}  # request id -> what was drafted for its next pass
         self._spelling = _Record()
 
+    def can_draft(self, request: Request) -> bool:
+        return request.constraint is not None
+
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         return [self._draft(request, budget) for request, budget in zip(step.requests, budgets, strict=True)]
 

@@ -40,6 +40,10 @@ class PredictionProposer(Proposer):
         """Refuse a prediction that cannot be used, when the request arrives."""
         self._tokens(params)
 
+    def can_draft(self, request: Request) -> bool:
+        speculative = request.sampling_params.speculative
+        return speculative is not None and speculative.get("prediction") is not None
+
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         return [self._draft(r, b) for r, b in zip(step.requests, budgets, strict=True)]
 

@@ -22,9 +22,9 @@ from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree, likeliest
 from paceline.errors import InvalidOptionError
-from paceline.spec.drafter_faults import DrafterFaults
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.merge.credit import Credit, Guess, Row, make_guess
+from paceline.spec.merge.members import Members
 from paceline.spec.merge.usefulness import Usefulness
 from paceline.spec.proposer import Budget, Proposer, StepContext, union
 
@@ -128,49 +128,32 @@ class MergeProposer(Proposer):
         members: "Sequence[SpeculativeConfig]",
         credit: Sequence[Row] = (),  # what is known of the members before anything runs
     ) -> None:
-        from paceline.spec.methods import build_proposer  # the table has a row for this file
-
-        self.members: dict[str, Proposer] = {}
-        self._limits: dict[str, Budget] = {}
-        for config in members:
-            same = sum(name.split("#")[0] == config.method for name in self.members)
-            name = config.method if not same else f"{config.method}#{same + 1}"
-            self.members[name] = build_proposer(config.method, services, config.options)
-            self._limits[name] = Budget(config.node_budget, config.num_speculative_tokens)
-        self.needs = union([member.needs for member in self.members.values()])
-        unknown = sorted({row[0] for row in credit} - set(self.members))
+        self.members = Members.build(services, members)
+        proposers = self.members.proposers
+        self.needs = union([member.needs for member in proposers.values()])
+        unknown = sorted({row[0] for row in credit} - set(proposers))
         if unknown:
-            raise InvalidOptionError(f"credit names {unknown[0]!r}, but the members are {', '.join(self.members)}")
+            raise InvalidOptionError(f"credit names {unknown[0]!r}, but the members are {', '.join(proposers)}")
         self.credit = Credit(credit)
-        always_told = [name for name, member in self.members.items() if member.needs.hidden_layers]
-        self.usefulness = Usefulness(list(self.members), always_told)
-        self.faults = DrafterFaults()
-        self.learns = True  # from the outcome of the next drafts; learning from only some of them saves time
+        always_told = [name for name, member in proposers.items() if member.needs.hidden_layers]
+        self.usefulness = Usefulness(list(proposers), always_told)
         self._candidates: dict[str, Candidates | Alone] = {}  # request id -> drafts to learn from
 
     def check_params(self, params: SamplingParams) -> None:
-        for member in self.members.values():
-            member.check_params(params)
+        self.members.check_params(params)
 
     def use_clock(self, clock: Callable[[], float]) -> None:
         self.usefulness.clock = clock
-        for member in self.members.values():
-            member.use_clock(clock)
+        self.members.use_clock(clock)
 
     def member_figures(self) -> dict[str, dict[str, Any]]:
-        figures: dict[str, dict[str, Any]] = {
-            name: {"draft_s": seconds} for name, seconds in self.usefulness.seconds().items()
-        }
-        self.faults.add_to(figures)
-        return figures
+        return self.members.figures()
 
     def block_rows(self) -> list[BlockRows]:
-        return [
-            rows for name, member in self.members.items() if name not in self.faults.off for rows in member.block_rows()
-        ]
+        return self.members.block_rows()
 
     def observe(self, step: StepContext) -> None:
-        self.faults.end_step()
+        self.members.faults.end_step()
         if self._candidates:
             for verified in step.passes:
                 candidates = self._candidates.pop(verified.request.request_id, None)
@@ -178,60 +161,22 @@ class MergeProposer(Proposer):
                     self._learn(candidates, verified.new_token_ids)
             for request in step.gone:
                 self._candidates.pop(request.request_id, None)
-        usefulness, clock = self.usefulness, self.usefulness.clock
-        for name, member in self.members.items():
-            told = usefulness.is_told(name)
-            if (not told and not step.gone) or name in self.faults.off:
-                continue
-            begin_s = clock()
-            try:
-                member.observe(step if told else StepContext([], gone=step.gone))
-            except BaseException as error:
-                self.faults.note(name, error)
-            usefulness.spend(name, clock() - begin_s)
+        for name in self.members.proposers:
+            if self.usefulness.is_told(name):
+                self.usefulness.spend(name, self.members.tell(name, step))
+            else:
+                self.usefulness.spend(name, self.members.forget(name, step.gone))
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
-        usefulness = self.usefulness
-        drafts = {
-            name: self._ask(name, step, usefulness.budgets(name, self._limited(name, budgets)))
-            for name in usefulness.worth_asking()
-        }
+        drafts: dict[str, list[DraftTree]] = {}
+        for name in self.usefulness.worth_asking():
+            drafts[name], spent_s = self.members.ask(name, step, budgets)
+            self.usefulness.spend(name, spent_s)
         merged = []
         for i, (request, budget) in enumerate(zip(step.requests, budgets, strict=True)):
             trees = {name: drafted[i] for name, drafted in drafts.items() if drafted[i].token_ids}
             merged.append(self._join(request, trees, budget) if trees else EMPTY_TREE)
         return merged
-
-    def propose_alone(self, name: str, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
-        """One member's trees, as it drafts them. Nothing is learned from their outcome."""
-        self.usefulness.ask_one(name)
-        trees = self._ask(name, step, self._limited(name, budgets))
-        return [tree.by(name) if tree.token_ids else tree for tree in trees]
-
-    def _limited(self, name: str, budgets: Sequence[Budget]) -> list[Budget]:
-        """What the member may draft, by its own configuration too."""
-        limit = self._limits[name]
-        return [
-            Budget(min(nodes, limit.num_nodes), min(depth, limit.max_depth), *min_probs)
-            for nodes, depth, *min_probs in budgets
-        ]
-
-    def _ask(self, name: str, step: StepContext, budgets: list[Budget]) -> list[DraftTree]:
-        """One member's trees, its time counted; a member that raises has none."""
-        nothing = [EMPTY_TREE] * len(budgets)
-        if name in self.faults.off:
-            return nothing
-        clock = self.usefulness.clock
-        begin_s = clock()
-        try:
-            trees = self.members[name].propose(step, budgets)
-            if len(trees) != len(budgets):
-                raise ValueError(f"{name} drafted {len(trees)} trees for {len(budgets)} requests")
-        except BaseException as error:
-            self.faults.note(name, error)
-            trees = nothing
-        self.usefulness.spend(name, clock() - begin_s)
-        return trees
 
     def _join(self, request: Request, trees: dict[str, DraftTree], budget: Budget) -> DraftTree:
         if any(tree.draft_probs is not None for tree in trees.values()):
@@ -243,15 +188,13 @@ class MergeProposer(Proposer):
         candidates = Candidates()
         for name, tree in trees.items():
             candidates.add(name, tree)
-        if self.learns:
-            self._candidates[request.request_id] = candidates
+        self._candidates[request.request_id] = candidates
         return self._select(candidates, budget.num_nodes)
 
     def _rate(self, request: Request, name: str, tree: DraftTree) -> DraftTree:
         """One member's tree as it is, the unlikely nodes left out: `_select` without anything to choose between."""
         alone = Alone(name, tree)
-        if self.learns:
-            self._candidates[request.request_id] = alone
+        self._candidates[request.request_id] = alone
         chances = [self.credit.chance((guess,), contested=False) for guess in alone.guesses]
         paths: list[float] = []
         for parent, chance in zip(tree.parents, chances, strict=True):
@@ -293,6 +236,9 @@ class MergeProposer(Proposer):
 def side_by_side(trees: dict[str, DraftTree], budget: Budget) -> DraftTree:
     """The trees under one root, nothing joined. A fixed draft's q is the point mass on its token."""
     probs = [tree.draft_probs for tree in trees.values() if tree.draft_probs is not None]
+    if len(trees) == 1:
+        [(name, tree)] = trees.items()
+        return tree.by(name).cut(budget.num_nodes)
     token_ids: list[int] = []
     parents: list[int] = []
     members: list[tuple[str, ...]] = []

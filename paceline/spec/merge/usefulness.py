@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from paceline.spec.proposer import Budget
-
 MEMORY = 128.0  # steps over which gains and costs are averaged
 REVIEW_EVERY = 64
 EARLY_REVIEWS = (8, 16, 32)  # for members so expensive that a few steps are enough to know:
@@ -30,7 +28,6 @@ class Account:
     own_tokens: float = 0.0  # accepted per step that no other member drafted; members that are skipped do not count
     cost_s: float = 0.0  # host time of a step in which it is asked
     spent_s: float = 0.0  # in the current step
-    total_s: float = 0.0  # in all steps
     num_asked: int = 0
     is_used: bool = True  # False: it is skipped, but for probes
     probe_at: int = 0  # step at which the next probe begins
@@ -49,13 +46,7 @@ class Usefulness:
         self.clock: Callable[[], float] = time.perf_counter  # a replay sets its own
 
     def spend(self, member: str, seconds: float) -> None:
-        account = self.accounts[member]
-        account.spent_s += seconds
-        account.total_s += seconds
-
-    def seconds(self) -> dict[str, float]:
-        """Host time spent on each member so far."""
-        return {name: account.total_s for name, account in self.accounts.items()}
+        self.accounts[member].spent_s += seconds
 
     def worth_asking(self) -> list[str]:
         """Members to ask in this step, in order."""
@@ -69,15 +60,6 @@ class Usefulness:
         for name in self._asked:
             self.accounts[name].num_asked += 1
         return self._asked
-
-    def ask_one(self, member: str) -> None:
-        """Ask this member and no other in this step."""
-        self._asked = [member]
-        self.accounts[member].num_asked += 1
-
-    def budgets(self, member: str, budgets: list[Budget]) -> list[Budget]:
-        """Of each request, for this member in this step."""
-        return budgets
 
     def is_asked(self, member: str) -> bool:
         """Whether the member was asked in the last step. Before the first step: yes."""

@@ -9,6 +9,7 @@ import torch
 
 from paceline.core.tree import DraftTree
 from paceline.spec.merge.credit import Credit, make_guess
+from paceline.spec.merge.members import Members
 from paceline.spec.merge.merge import MergeProposer, side_by_side
 from paceline.spec.merge.usefulness import EARLY_REVIEWS, PROBE_EVERY, PROBE_STEPS, REVIEW_EVERY, Usefulness
 from paceline.spec.proposer import Budget, Proposer, RequestPass, StepContext
@@ -28,8 +29,8 @@ class Fixed(Proposer):
 
 def merge_of(**trees: DraftTree) -> MergeProposer:
     merged = MergeProposer(SERVICES, Budget(32, 16), members=())
-    merged.members = {name: Fixed(tree) for name, tree in trees.items()}
-    merged._limits = dict.fromkeys(trees, Budget(32, 16))
+    merged.members = Members({name: Fixed(tree) for name, tree in trees.items()}, dict.fromkeys(trees, Budget(32, 16)))
+    merged.members.clock = lambda: 0.0
     merged.usefulness = Usefulness(list(trees))
     merged.usefulness.clock = lambda: 0.0  # asking costs nothing: no member is skipped
     return merged
@@ -151,7 +152,7 @@ class Watcher(Fixed):
 def test_a_skipped_member_is_told_only_which_requests_ended() -> None:
     merged = merge_of(a=DraftTree.chain([1]), b=DraftTree.chain([2]))
     watcher = Watcher(DraftTree.chain([2]))
-    merged.members["b"] = watcher
+    merged.members.proposers["b"] = watcher
     merged.usefulness.accounts["b"].is_used = False
     merged.usefulness._num_steps = PROBE_STEPS  # between two probes
     propose(merged)

@@ -11,9 +11,9 @@ from paceline.errors import InvalidOptionError, ModelLoadError
 from paceline.llm import LLM
 from paceline.models.loader import LoadedModel
 from paceline.spec.auto.controller import AutoProposer
-from paceline.spec.auto.default_members import EAGLE3_SIZE, available_members
 from paceline.spec.config.request_choice import choose
 from paceline.spec.config.speculative_config import SpeculativeConfig
+from paceline.spec.default_members import EAGLE3_SIZE, available_members
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.methods import TRAINING_FREE, build_proposer
 from paceline.spec.proposer import Budget, Proposer
@@ -30,7 +30,7 @@ def auto_of(llm: LLM) -> AutoProposer:
 
 def test_without_a_configuration_auto_uses_the_methods_that_work_on_any_target() -> None:
     llm = LLM(toy_model(), **LIMITS)
-    assert tuple(auto_of(llm).drafters.members) == TRAINING_FREE
+    assert tuple(auto_of(llm).members.proposers) == TRAINING_FREE
     plain = LLM(toy_model(), {"method": "none"}, **LIMITS)
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=60, ignore_eos=True)
     tokens = [engine.generate("abcabcabc", params)[0].outputs[0].token_ids for engine in (llm, plain)]
@@ -55,11 +55,11 @@ def test_a_shipped_drafter_that_cannot_be_built_is_left_out(
             raise error
         return build_proposer(method, *arguments)
 
-    monkeypatch.setattr("paceline.spec.auto.default_members._has_shipped", lambda kind, services: True)
+    monkeypatch.setattr("paceline.spec.default_members._has_shipped", lambda kind, services: True)
     monkeypatch.setattr("paceline.spec.methods.build_proposer", build_others)
     with caplog.at_level(logging.WARNING, logger="paceline"):
         llm = LLM(toy_model(), **LIMITS)
-    assert tuple(auto_of(llm).drafters.members) == TRAINING_FREE
+    assert tuple(auto_of(llm).members.proposers) == TRAINING_FREE
     (warning,) = caplog.records
     assert warning.message == f"auto drafts without the shipped drafter, which does not work here ({error})"
 

@@ -7,13 +7,14 @@ gets a short chain; the others cost next to nothing and may fill whatever `auto`
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from paceline.errors import ModelLoadError, PacelineError
 from paceline.models.drafters.load import find_shipped
 from paceline.spec.config.speculative_config import SpeculativeConfig
 from paceline.spec.engine_parts import EngineParts
-from paceline.spec.merge.merge import MergeProposer
+from paceline.spec.merge.members import Members
 from paceline.spec.methods import TRAINING_FREE
 from paceline.spec.proposer import Budget
 
@@ -24,17 +25,22 @@ EAGLE3_SIZE, EAGLE3_LEAST = Budget(num_nodes=6, max_depth=6), 0.1  # a chain as 
 CANNOT_BUILD = (PacelineError, RuntimeError, MemoryError)  # RuntimeError: torch's, out of memory included
 
 
-def default_drafters(services: EngineParts, largest: Budget) -> MergeProposer:
-    """The members, merged. No user asked for the trained one: where it cannot be built, the others draft without it."""
-    members = available_members(services, largest)
+def build_members(
+    services: EngineParts, largest: Budget, configs: Sequence[SpeculativeConfig] | None = None
+) -> Members:
+    """Those that were asked for, or all that this target has. No user asked for the trained one then: where it cannot
+    be built, the others draft without it."""
+    if configs is not None:
+        return Members.build(services, configs)
+    found = available_members(services, largest)
     try:
-        return MergeProposer(services, largest, members=members)
+        return Members.build(services, found)
     except CANNOT_BUILD as error:
-        if all(member.method in TRAINING_FREE for member in members):
+        if all(member.method in TRAINING_FREE for member in found):
             raise
         logger.warning("auto drafts without the shipped drafter, which does not work here (%s)", error)
-    free = [_member(method, largest) for method in TRAINING_FREE]
-    return MergeProposer(services, largest, members=free)  # past the except: what was half built is freed by now
+    # past the except: what was half built is freed by now
+    return Members.build(services, [_member(method, largest) for method in TRAINING_FREE])
 
 
 def available_members(services: EngineParts, largest: Budget) -> list[SpeculativeConfig]:
@@ -60,6 +66,8 @@ def _smaller(one: Budget, other: Budget) -> Budget:
 
 
 def _has_shipped(kind: str, services: EngineParts) -> bool:
+    if kind in services.stand_ins:
+        return True
     if services.decoder is None:
         return False
     try:

@@ -1,0 +1,81 @@
+"""The chance that a drafted path is accepted as a whole, by how likely its drafter says it is: counted, one table per
+drafter.
+
+Every path of a draft is an outcome, verified or not, because the tokens that the target emitted show which paths were
+right. Outcomes are counted by what the drafter said. Where few were seen its own word counts, times how often it was
+right so far; then those of its neighbours, and then its own. A likelier path is never given a smaller chance.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from paceline.core.tree import DraftTree
+from paceline.spec.auto.constants import LASTING, OUTCOMES
+
+BUCKETS = 32  # of what a drafter says; certain paths have one of their own
+
+
+class Acceptance:
+    def __init__(self) -> None:
+        self._hits = [0.0] * (BUCKETS + 1)
+        self._tries = [0.0] * (BUCKETS + 1)
+        self._said = [(bucket + 0.5) / BUCKETS for bucket in range(BUCKETS)] + [1.0]
+        self._num_new = 0
+        self.chances = list(self._said)  # by bucket
+
+    def learn(self, tree: DraftTree, buckets: Sequence[int], new_token_ids: Sequence[int]) -> None:
+        hits, tries, num_new = self._hits, self._tries, len(new_token_ids)
+        right: list[int] = []  # by node: its depth, or -1 where its path is wrong
+        for token, parent, bucket in zip(tree.token_ids, tree.parents, buckets, strict=True):
+            depth = 0 if parent < 0 else right[parent]
+            if depth < 0:
+                right.append(-1)
+            elif depth >= num_new:  # nobody knows
+                right.append(depth + 1)
+                continue
+            else:
+                hit = token == new_token_ids[depth]
+                right.append(depth + 1 if hit else -1)
+                hits[bucket] += hit
+            tries[bucket] += 1.0
+            self._num_new += 1
+        if self._num_new >= OUTCOMES and self._num_new >= sum(tries) / 16:
+            self.refresh()
+
+    def refresh(self) -> None:
+        """The table, from the counts."""
+        self._num_new = 0
+        hits, tries, said = self._hits, self._tries, self._said
+        if sum(tries) > 8 * LASTING:
+            hits[:], tries[:] = [one / 2 for one in hits], [one / 2 for one in tries]
+        expected = sum([one * count for one, count in zip(said, tries, strict=True)])
+        share = (sum(hits) + OUTCOMES) / (expected + OUTCOMES)
+        found = []
+        for bucket in range(BUCKETS + 1):
+            near = slice(max(0, bucket - 1), bucket + 2 if bucket < BUCKETS - 1 else bucket + 1)
+            prior = min(said[bucket], share * said[bucket]) if bucket == BUCKETS else min(0.99, share * said[bucket])
+            chance = (sum(hits[near]) + OUTCOMES * prior) / (sum(tries[near]) + OUTCOMES)
+            found.append((hits[bucket] + OUTCOMES * chance) / (tries[bucket] + OUTCOMES))
+        above = accumulate(found, max)
+        below = list(accumulate(reversed(found), min))[::-1]
+        self.chances = [(a + b) / 2 for a, b in zip(above, below, strict=True)]
+
+    def least_said(self, chance: float) -> float:
+        """What the drafter says of paths that have this chance."""
+        for bucket, one in enumerate(self.chances):
+            if one > chance:
+                return bucket / BUCKETS
+        return 1.0
+
+    def state(self) -> list[float]:
+        """To be kept, and given to `restore` of another one."""
+        return [*self._hits, *self._tries]
+
+    def restore(self, state: Sequence[float]) -> None:
+        """What another run saw is soon outweighed."""
+        total = sum(state[BUCKETS + 1 :])
+        weight = min(1.0, LASTING / total) if total > 0.0 else 0.0
+        known = [weight * max(0.0, one) for one in state]
+        self._hits, self._tries = known[: BUCKETS + 1], known[BUCKETS + 1 :]
+        self._hits = [min(hit, count) for hit, count in zip(self._hits, self._tries, strict=True)]
+        self.refresh()

@@ -1,0 +1,95 @@
+"""A draft with the chances of its paths; and several drafters' drafts for one request as one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.core.tree import DraftTree
+
+PRICES = (0.0, 0.1, 0.3, 0.6, 1.0)  # of a row, in tokens, at which a draft's gain is computed: between them, lines
+
+
+@dataclass(slots=True)
+class Draft:
+    name: str  # of its drafter
+    tree: DraftTree
+    buckets: list[int]  # by node: what the drafter said of its path, see spec/auto/acceptance.py
+    chances: list[float]  # by node: that its whole path is accepted
+    first_chance: float = 0.0  # that the next token is among its first nodes: the best of them, at least
+
+    def offer(self, bar: float, num_nodes: int) -> DraftTree:
+        """What is worth its rows. `bar`: what a row is worth, in tokens."""
+        tree, chances = self.tree, self.chances
+        keep = [node for node, chance in enumerate(chances) if chance > bar]
+        if len(keep) > num_nodes:
+            keep = sorted(sorted(keep, key=lambda node: -chances[node])[:num_nodes])
+        return tree.keep(keep)
+
+
+def rate(name: str, tree: DraftTree, table: Sequence[float]) -> Draft:
+    """One drafter's tree. `table`: the chance of a path, by what the drafter says of it."""
+    parents, num_buckets = tree.parents, len(table) - 1
+    confidence = tree.confidence or [0.5] * len(parents)
+    buckets: list[int] = []
+    chances: list[float] = []
+    first = 0.0
+    if parents[-1] == len(parents) - 2 and tree.is_chain:
+        path = 1.0
+        for sure in confidence:
+            path *= sure
+            bucket = int(path * num_buckets)
+            buckets.append(bucket)
+            chances.append(table[bucket])
+        first = chances[0]
+    else:
+        paths: list[float] = []
+        for parent, sure in zip(parents, confidence, strict=True):
+            path = sure if parent < 0 else sure * paths[parent]
+            bucket = int(path * num_buckets)
+            paths.append(path)
+            buckets.append(bucket)
+            chances.append(table[bucket])
+            if parent < 0 and table[bucket] > first:
+                first = table[bucket]
+    return Draft(name, tree, buckets, chances, first)
+
+
+def join(drafts: Sequence[Draft]) -> Draft:
+    """Several drafters' trees as one, in which nodes with the same path are one and have the better chance."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    members: list[tuple[str, ...]] = []
+    chances: list[float] = []
+    node_of: dict[tuple[int, int], int] = {}
+    for draft in drafts:
+        joined_as = [-1]  # the root in front
+        own = (draft.name,)
+        for token, parent, chance in zip(draft.tree.token_ids, draft.tree.parents, draft.chances, strict=True):
+            above = joined_as[parent + 1]
+            at = node_of.setdefault((above, token), len(tokens))
+            joined_as.append(at)
+            if at == len(tokens):
+                tokens.append(token)
+                parents.append(above)
+                members.append(own)
+                chances.append(chance)
+            else:
+                members[at] += own if draft.name not in members[at] else ()
+                while at >= 0 and chances[at] < chance:  # a path is never likelier than its beginning
+                    chances[at] = chance
+                    at = parents[at]
+    return Draft("", DraftTree(tokens, parents, None, members), [], chances)
+
+
+def gains(chances: Sequence[float]) -> list[float]:
+    """Tokens that paths of these chances bring beyond the price of their rows, at each of PRICES."""
+    _, low, middle, high, _ = PRICES
+    free = at_low = at_middle = at_high = 0.0
+    for chance in chances:
+        free += chance
+        if chance > low:
+            at_low += chance - low
+            if chance > middle:
+                at_middle += chance - middle
+                if chance > high:
+                    at_high += chance - high
+    return [free, at_low, at_middle, at_high, 0.0]
