@@ -21,6 +21,7 @@ class Acceptance:
         self._tries = [0.0] * (BUCKETS + 1)
         self._said = [(bucket + 0.5) / BUCKETS for bucket in range(BUCKETS)] + [1.0]
         self._num_new = 0
+        self.num_known = 0.0  # outcomes that the table comes from
         self.chances = list(self._said)  # by bucket
 
     def learn(self, tree: DraftTree, buckets: Sequence[int], new_token_ids: Sequence[int]) -> None:
@@ -48,6 +49,7 @@ class Acceptance:
         hits, tries, said = self._hits, self._tries, self._said
         if sum(tries) > 8 * LASTING:
             hits[:], tries[:] = [one / 2 for one in hits], [one / 2 for one in tries]
+        self.num_known = sum(tries)
         expected = sum([one * count for one, count in zip(said, tries, strict=True)])
         share = (sum(hits) + OUTCOMES) / (expected + OUTCOMES)
         found = []

@@ -51,8 +51,9 @@ class Plan:
         self.next_loss_s = None
         trials = []
         for drafter in self._able:
-            drafter.tried = []
-            trial = self._trial(drafter, market)
+            is_tried = drafter.tried_until >= market.step and not drafter.asked
+            drafter.tried = self._best(drafter) if is_tried else []
+            trial = None if is_tried else self._trial(drafter, market)
             if trial is not None:
                 trials.append((*trial, drafter))
         for _, loss_s, asked, drafter in sorted(trials, key=lambda one: -one[0]):
@@ -70,17 +71,12 @@ class Plan:
 
     def _trial(self, drafter: Drafter, market: Market) -> tuple[float, float, list[Expectation]] | None:
         """Best case per second, seconds lost as expected, and for whom; None where it cannot pay even at best."""
-        if drafter.tried_until >= market.step or (drafter.asked and drafter.watches):
+        if drafter.asked and drafter.watches:
             return None
         rate = market.tokens_per_s
         least = 1.0 if drafter.num_asked > 1 else 0.1  # before the second call its price may be next to nothing
         each = least * rate * drafter.each_s
-        others = [one for one in drafter.expected if one.most > each and one not in drafter.asked]
-        others.sort(key=lambda one: -one.most)
-        if drafter.num_asked < TRIED:  # its price is not known
-            others = others[:1]
-        elif drafter.watches:
-            others = others[:TRIED]
+        others = [one for one in self._best(drafter) if one.most > each]
         call_s = 0.0 if drafter.asked else drafter.call_s
         best = sum([one.most - each for one in others]) - least * rate * call_s
         if best <= 0.0:
@@ -91,6 +87,13 @@ class Plan:
             unready = 0 if drafter.is_ready(market.step) else PASSAGE
             loss_s = TRIED * loss_s + (TRIED + unready) * drafter.told_s
         return best / loss_s, loss_s, others
+
+    @staticmethod
+    def _best(drafter: Drafter) -> list[Expectation]:
+        """For whom it is tried: one request as long as its price is not known, a few where it must be told of passes."""
+        others = [one for one in drafter.expected if one not in drafter.asked]
+        others.sort(key=lambda one: -one.most)
+        return others[:1] if drafter.num_asked < 2 else others[:TRIED] if drafter.watches else others
 
     def _tell_or_not(self, drafter: Drafter, market: Market) -> None:
         if drafter.asked:

@@ -67,7 +67,7 @@ class AutoProposer(Proposer):
         self._handed_over_s: float | None = None  # when the last step was left to the engine
         self._drafting_s = self._own_s = 0.0  # of all after the last pass; and of the controller in all steps
         self._num_to_skip = self._num_skipped = 0
-        self._sums = [0.0, 0.0, 0]  # since the last plan: tokens per request, seconds, steps
+        self._sums = [0.0] * 3  # since the rate was learned last: tokens per request, seconds, steps
         self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0}
         self._reasons: Counter[str] = Counter()  # reason -> steps
         self._memory = Memory(services if remember else None)
@@ -158,7 +158,7 @@ class AutoProposer(Proposer):
             passes.observe(num_rows, elapsed_s, count)
         sums[0] += num_tokens / count
         sums[1] += passes.at(num_rows, count) + self._drafting_s
-        sums[2] += 1
+        sums[2] += 1.0
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
@@ -209,13 +209,14 @@ class AutoProposer(Proposer):
             self._totals["steps"] += skipped
             self._reasons["skipped"] += skipped
             self.bucket.earn(skipped * market.plain_s, market.plain_s)
-            sums[0], sums[1], sums[2] = sums[0] + skipped, sums[1] + skipped * market.plain_s, sums[2] + skipped
+            for i, value in enumerate((1.0, market.plain_s, 1.0)):
+                sums[i] += skipped * value
         market.step += 1 + skipped
         self._totals["steps"] += 1
         self._learns = market.step % PLAN_EVERY == 0 or market.step < LASTING // 4 or skipped > 0
         if sums[2] >= PLAN_EVERY and sums[1] > 0.0:
-            market.learn_rate(sums[0], sums[1], int(sums[2]))
-            self._sums = [0.0, 0.0, 0]
+            market.learn_rate(*sums)
+            self._sums = [0.0] * 3
         count = len(step.requests)
         if len(step.passes) > count:
             count = max(count, sum([one.request.status is RequestStatus.RUNNING for one in step.passes]))
@@ -240,17 +241,19 @@ class AutoProposer(Proposer):
         """Its drafts for all requests of the step, rated; and the time that it took itself."""
         begin_s = self.clock()
         market, name, of_requests, learns = self.market, drafter.name, drafter.gain.requests, self._learns
-        few, bar, further, much = drafter.limits
+        few, further, much = drafter.limits
         given = []
         for request, (nodes, depth, *_) in zip(step.requests, budgets, strict=True):
             own = of_requests.get(request.request_id)
             if nodes > few and (own is None or own.value <= much):
                 nodes = few
-            given.append(Budget(nodes, depth, bar, further))
+            given.append(Budget(nodes, depth, 0.0, further))
         trees, spent_s = self.members.ask(name, step, given)
         table, learn_gain = drafter.acceptance.chances, drafter.gain.learn
         drafts: list[Draft | None] = []
         deepest = 0
+        # As long as the table is new, what drafts were thought to bring before is soon out of date.
+        memory = PASSAGE if drafter.acceptance.num_known < LASTING else LASTING / 4
         for request, tree in zip(step.requests, trees, strict=True):
             draft, found = None, NO_GAINS
             if tree.token_ids:
@@ -261,7 +264,7 @@ class AutoProposer(Proposer):
                     deepest = max(deepest, *tree.depths())
                     self._drafts.setdefault(request.request_id, []).append(draft)
             drafts.append(draft)
-            learn_gain(request.request_id, found, market)
+            learn_gain(request.request_id, found, market, memory)
         if learns:
             asking_s = self.clock() - begin_s
             drafter.cost.learn(asking_s + drafter.told_s, len(trees), deepest, market.unit_s)
@@ -278,9 +281,10 @@ class AutoProposer(Proposer):
         offered: list[DraftTree],
     ) -> None:
         price, num_drafted, num_offered = self.market.row_price, 0, 0
-        for i, of_request in drafts.items():
+        joined = [one[0] if len(one) == 1 else join(one) for one in drafts.values()]
+        bar = self.market.bar([chance for draft in joined for chance in draft.chances if chance > 0.03])
+        for (i, of_request), draft in zip(drafts.items(), joined, strict=True):
             whole = {one.name: one.tree for one in of_request if self._is_whole(one)}
-            draft = of_request[0] if len(of_request) == 1 else join(of_request)
             num_drafted += len(draft.chances)
             if whole:
                 is_worth_it = sum(draft.chances) > price * len(draft.chances)
@@ -288,7 +292,7 @@ class AutoProposer(Proposer):
                 if is_worth_it or any(tree.draft_probs is not None for tree in whole.values()):
                     offered[i] = side_by_side(whole, budgets[i])
             else:
-                offered[i] = draft.offer(price, budgets[i].num_nodes)
+                offered[i] = draft.offer(bar, budgets[i].num_nodes)
             num_offered += len(offered[i].token_ids)
         self._totals["drafted_nodes"] += num_drafted
         self._totals["offered_nodes"] += num_offered

@@ -5,6 +5,7 @@ never inferred from what it reads or is built of: the same method may be nearly 
 step in another.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 
@@ -35,12 +36,26 @@ class Market:
         low, high = PRICES[self._place], PRICES[self._place + 1]
         self._share = min(1.0, (self.row_price - low) / (high - low))
 
+    def bar(self, chances: list[float]) -> float:
+        """The least chance of those that are worth their rows, of a batch's paths: the first n of them, likeliest first,
+        for the n with the largest surplus. Infinite where none is."""
+        chances.sort(reverse=True)
+        most = tokens = 0.0
+        bar, rate, plain_s = math.inf, self.tokens_per_s, self.plain_s
+        seconds = self.passes.between(self.num_requests + 1, self.num_requests + len(chances), self.num_requests)
+        for chance, pass_s in zip(chances, seconds, strict=True):
+            tokens += chance
+            surplus = tokens - rate * (pass_s - plain_s)
+            if surplus > most:
+                most, bar = surplus, chance
+        return bar
+
     def at_row_price(self, gains: Sequence[float]) -> float:
         """Of gains at PRICES."""
         low = gains[self._place]
         return low + self._share * (gains[self._place + 1] - low)
 
-    def learn_rate(self, tokens_per_request: float, seconds: float, num_steps: int) -> None:
-        """Of the last steps, so many, all together."""
+    def learn_rate(self, tokens: float, seconds: float, num_steps: float) -> None:
+        """Of the last steps, so many, all together; tokens per request."""
         kept = 0.5 ** (num_steps / PASSAGE)
-        self._rate = kept * self._rate + (1.0 - kept) * tokens_per_request * self.plain_s / seconds
+        self._rate = kept * self._rate + (1.0 - kept) * tokens * self.plain_s / seconds

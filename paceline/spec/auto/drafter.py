@@ -59,7 +59,7 @@ class Drafter:
     tried: list[Expectation] = field(default_factory=list)  # and those out of the bucket, in the plan's first step
     call_s: float = 0.0
     each_s: float = 0.0
-    limits: tuple[int, float, float, float] = (0, 0.0, 0.0, 0.0)  # few nodes, two of Budget's, and a gain that is much
+    limits: tuple[int, float, float] = (0, 0.0, 0.0)  # few nodes, Budget's min_prob_to_extend, and a gain that is much
     # One that must be told of passes to have something to draft from is told from the start, because a prompt is seen
     # only once.
     watches: bool = False
@@ -97,10 +97,9 @@ class Drafter:
         # A path goes on where what follows is worth a row, and a level of drafting. Where a request's last drafts
         # brought little, more than a few nodes are not worth rating.
         row_price = min(0.9, market.row_price)
-        bar = self.acceptance.least_said(row_price)
         level = rate * self.cost.level_s(len(self.able), market.unit_s)
-        further = min(0.9, (bar + level) / max(0.3, self.first_chance))
-        self.limits = max(1, round(FEW_NODES * (1.0 - row_price))), bar, further, 2.0 * (1.0 - row_price)
+        further = self.acceptance.least_said(min(0.9, (row_price + level) / max(0.5, self.first_chance)))
+        self.limits = max(1, round(FEW_NODES * (1.0 - row_price))), further, 2.0 * (1.0 - row_price)
         self.note("asked" if self.asked else "not asked", self.asked or self.expected, rate)
 
     def worth_asking(self, rest: Sequence[float] | None, rate: float) -> list[Expectation]:

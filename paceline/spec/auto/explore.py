@@ -19,8 +19,6 @@ from typing import NamedTuple
 from paceline.spec.auto.constants import FIRST_SPREAD, LASTING, PASSAGE, SHARE, START_S, TRIED
 from paceline.spec.auto.cost import PRICES, Market
 
-MOST_OF_ONE = 2.0  # tokens of one draft, as far as its request's next ones are concerned: a long copy ends at once
-
 
 class Expectation(NamedTuple):
     """Of the gain in tokens, if a drafter is asked for one request."""
@@ -58,16 +56,15 @@ class Gain:
         *self.means, self.spread, count, self.both = [max(0.0, one) for one in state]
         self.count = min(count, float(PASSAGE))
 
-    def learn(self, request_id: str, gains: Sequence[float], market: Market) -> None:
-        """From one draft of a request; its gains at PRICES."""
+    def learn(self, request_id: str, gains: Sequence[float], market: Market, memory: float) -> None:
+        """From one draft of a request; its gains at PRICES. `memory`: drafts that the means are taken over."""
         value, mean, step = market.at_row_price(gains), market.at_row_price(self.means), market.step
-        self.count = min(LASTING / 4, self.known(step) + 1.0) if step != self.step else min(LASTING / 4, self.count + 1)
+        self.count = min(LASTING, (self.count if step == self.step else self.known(step)) + 1.0)
         self.step = step
-        weight, off = 1.0 / self.count, value - mean
+        weight, off = 1.0 / min(self.count, memory), value - mean
         self.spread += weight * (off * off - self.spread)
         for i, gain in enumerate(gains):
             self.means[i] += weight * (gain - self.means[i])
-        value = min(value, MOST_OF_ONE)
         own = self.requests.get(request_id)
         if own is None:
             self.requests[request_id] = RequestGain(value, step)

@@ -17,9 +17,9 @@ class Draft:
     first_chance: float = 0.0  # that the next token is among its first nodes: the best of them, at least
 
     def offer(self, bar: float, num_nodes: int) -> DraftTree:
-        """What is worth its rows. `bar`: what a row is worth, in tokens."""
+        """The paths from this chance on, the likeliest ones where those are more than so many."""
         tree, chances = self.tree, self.chances
-        keep = [node for node, chance in enumerate(chances) if chance > bar]
+        keep = [node for node, chance in enumerate(chances) if chance >= bar]
         if len(keep) > num_nodes:
             keep = sorted(sorted(keep, key=lambda node: -chances[node])[:num_nodes])
         return tree.keep(keep)
