@@ -19,7 +19,7 @@ class Acceptance:
     def __init__(self) -> None:
         self._hits = [0.0] * (BUCKETS + 1)
         self._tries = [0.0] * (BUCKETS + 1)
-        self._said = [(bucket + 0.5) / BUCKETS for bucket in range(BUCKETS)] + [1.0]
+        self._said = [((bucket + 0.5) / BUCKETS) ** 2 for bucket in range(BUCKETS)] + [1.0]
         self._num_new = 0
         self.num_known = 0.0  # outcomes that the table comes from
         self.chances = list(self._said)  # by bucket
@@ -66,7 +66,7 @@ class Acceptance:
         """What the drafter says of paths that have this chance."""
         for bucket, one in enumerate(self.chances):
             if one > chance:
-                return bucket / BUCKETS
+                return (bucket / BUCKETS) ** 2
         return 1.0
 
     def state(self) -> list[float]:

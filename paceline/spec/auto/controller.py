@@ -249,22 +249,20 @@ class AutoProposer(Proposer):
                 nodes = few
             given.append(Budget(nodes, depth, 0.0, further))
         trees, spent_s = self.members.ask(name, step, given)
-        table, learn_gain = drafter.acceptance.chances, drafter.gain.learn
+        table = drafter.acceptance.chances
         drafts: list[Draft | None] = []
         deepest = 0
-        # As long as the table is new, what drafts were thought to bring before is soon out of date.
-        memory = PASSAGE if drafter.acceptance.num_known < LASTING else LASTING / 4
         for request, tree in zip(step.requests, trees, strict=True):
-            draft, found = None, NO_GAINS
+            draft = None
             if tree.token_ids:
                 draft = rate(name, tree, table)
-                found = gains(draft.chances)
                 if learns:
                     drafter.first_chance += (draft.first_chance - drafter.first_chance) / PASSAGE
                     deepest = max(deepest, *tree.depths())
                     self._drafts.setdefault(request.request_id, []).append(draft)
+            else:
+                drafter.gain.learn(request.request_id, NO_GAINS, market, drafter.memory)
             drafts.append(draft)
-            learn_gain(request.request_id, found, market, memory)
         if learns:
             asking_s = self.clock() - begin_s
             drafter.cost.learn(asking_s + drafter.told_s, len(trees), deepest, market.unit_s)
@@ -281,7 +279,10 @@ class AutoProposer(Proposer):
         offered: list[DraftTree],
     ) -> None:
         price, num_drafted, num_offered = self.market.row_price, 0, 0
-        joined = [one[0] if len(one) == 1 else join(one) for one in drafts.values()]
+        joined = []
+        for i, of_request in drafts.items():
+            joined.append(of_request[0] if len(of_request) == 1 else join(of_request))
+            self._learn_gains(requests[i].request_id, of_request, joined[-1])
         bar = self.market.bar([chance for draft in joined for chance in draft.chances if chance > 0.03])
         for (i, of_request), draft in zip(drafts.items(), joined, strict=True):
             whole = {one.name: one.tree for one in of_request if self._is_whole(one)}
@@ -297,6 +298,20 @@ class AutoProposer(Proposer):
         self._totals["drafted_nodes"] += num_drafted
         self._totals["offered_nodes"] += num_offered
         self._reasons["pays" if num_offered else "too_expensive"] += 1
+
+    def _learn_gains(self, request_id: str, drafts: Sequence[Draft], joined: Draft) -> None:
+        """A draft beside a better one brings what they bring together beyond that one's."""
+        market, own = self.market, [gains(draft.chances) for draft in drafts]
+        best = 0
+        if len(drafts) > 1:
+            values = [market.at_row_price(one) for one in own]
+            best = values.index(max(values))
+            both = gains(joined.chances)
+            added = [max(0.0, all_of - of_best) for all_of, of_best in zip(both, own[best], strict=True)]
+            own = [one if i == best else added for i, one in enumerate(own)]
+        for draft, found in zip(drafts, own, strict=True):
+            drafter = self.drafters[draft.name]
+            drafter.gain.learn(request_id, found, market, drafter.memory)
 
     def _is_whole(self, draft: Draft) -> bool:
         return draft.tree.draft_probs is not None or self.drafters[draft.name].proposer.keeps_whole

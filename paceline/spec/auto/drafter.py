@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from paceline.core.request import Request
 from paceline.lab.live_call_cost import CallCostModel
 from paceline.spec.auto.acceptance import Acceptance
-from paceline.spec.auto.constants import FEW_NODES, PASSAGE
+from paceline.spec.auto.constants import FEW_NODES, LASTING, PASSAGE
 from paceline.spec.auto.cost import Market
 from paceline.spec.auto.explore import Expectation, Gain
 from paceline.spec.kept_state import Keeps
@@ -72,6 +72,12 @@ class Drafter:
     def __post_init__(self) -> None:
         self.watches = bool(self.proposer.needs.hidden_layers or self.proposer.needs.logits)
 
+    @property
+    def memory(self) -> float:
+        """Drafts that its gain is averaged over. As long as little is known of what is accepted, what drafts were thought
+        to bring is soon out of date."""
+        return PASSAGE if self.acceptance.num_known < LASTING else LASTING / 4
+
     def is_ready(self, step: int) -> bool:
         """Without the context of the last passage it drafts badly, and would be judged by that."""
         return not self.watches or (self.is_told and step - self.told_since >= PASSAGE)
@@ -97,7 +103,7 @@ class Drafter:
         # A path goes on where what follows is worth a row, and a level of drafting. Where a request's last drafts
         # brought little, more than a few nodes are not worth rating.
         row_price = min(0.9, market.row_price)
-        level = rate * self.cost.level_s(len(self.able), market.unit_s)
+        level = rate * self.cost.level_s(1, market.unit_s)
         further = self.acceptance.least_said(min(0.9, (row_price + level) / max(0.5, self.first_chance)))
         self.limits = max(1, round(FEW_NODES * (1.0 - row_price))), further, 2.0 * (1.0 - row_price)
         self.note("asked" if self.asked else "not asked", self.asked or self.expected, rate)

@@ -1,5 +1,6 @@
 """A draft with the chances of its paths; and several drafters' drafts for one request as one."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ def rate(name: str, tree: DraftTree, table: Sequence[float]) -> Draft:
         path = 1.0
         for sure in confidence:
             path *= sure
-            bucket = int(path * num_buckets)
+            bucket = int(math.sqrt(path) * num_buckets)
             buckets.append(bucket)
             chances.append(table[bucket])
         first = chances[0]
@@ -44,7 +45,7 @@ def rate(name: str, tree: DraftTree, table: Sequence[float]) -> Draft:
         paths: list[float] = []
         for parent, sure in zip(parents, confidence, strict=True):
             path = sure if parent < 0 else sure * paths[parent]
-            bucket = int(path * num_buckets)
+            bucket = int(math.sqrt(path) * num_buckets)
             paths.append(path)
             buckets.append(bucket)
             chances.append(table[bucket])
@@ -54,29 +55,37 @@ def rate(name: str, tree: DraftTree, table: Sequence[float]) -> Draft:
 
 
 def join(drafts: Sequence[Draft]) -> Draft:
-    """Several drafters' trees as one, in which nodes with the same path are one and have the better chance."""
+    """Several drafters' trees as one, the surest drafter's first. Nodes with the same path are one and have the better
+    chance; a path that another drafter did not think of is right only where that one's are wrong."""
     tokens: list[int] = []
     parents: list[int] = []
     members: list[tuple[str, ...]] = []
     chances: list[float] = []
     node_of: dict[tuple[int, int], int] = {}
-    for draft in drafts:
-        joined_as = [-1]  # the root in front
-        own = (draft.name,)
+    taken: dict[int, float] = {}  # node -> the chance that one of its children, of the drafts before, is right
+    for draft in sorted(drafts, key=lambda one: -one.first_chance):
+        joined_as, factors, own = [-1], [1.0], (draft.name,)  # the root in front
+        first = len(tokens)
         for token, parent, chance in zip(draft.tree.token_ids, draft.tree.parents, draft.chances, strict=True):
-            above = joined_as[parent + 1]
+            above, factor = joined_as[parent + 1], factors[parent + 1]
             at = node_of.setdefault((above, token), len(tokens))
-            joined_as.append(at)
             if at == len(tokens):
+                if above in taken:
+                    factor *= max(0.0, 1.0 - taken[above] / (chances[above] if above >= 0 else 1.0))
                 tokens.append(token)
                 parents.append(above)
                 members.append(own)
-                chances.append(chance)
-            else:
-                members[at] += own if draft.name not in members[at] else ()
-                while at >= 0 and chances[at] < chance:  # a path is never likelier than its beginning
-                    chances[at] = chance
-                    at = parents[at]
+                chances.append(factor * chance)
+            elif draft.name not in members[at]:
+                members[at] += own
+                higher = at
+                while higher >= 0 and chances[higher] < factor * chance:  # a path is never likelier than its beginning
+                    chances[higher] = factor * chance
+                    higher = parents[higher]
+            joined_as.append(at)
+            factors.append(factor)
+        for node in range(first, len(tokens)):
+            taken[parents[node]] = taken.get(parents[node], 0.0) + chances[node]
     return Draft("", DraftTree(tokens, parents, None, members), [], chances)
 
 
