@@ -257,7 +257,6 @@ class AutoProposer(Proposer):
             if tree.token_ids:
                 draft = rate(name, tree, table)
                 if learns:
-                    drafter.first_chance += (draft.first_chance - drafter.first_chance) / PASSAGE
                     deepest = max(deepest, *tree.depths())
                     self._drafts.setdefault(request.request_id, []).append(draft)
             else:

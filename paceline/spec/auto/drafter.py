@@ -48,7 +48,6 @@ class Drafter:
     acceptance: Acceptance = field(default_factory=Acceptance)
     cost: CallCostModel = field(default_factory=CallCostModel)
     gain: Gain = field(default_factory=Gain)
-    first_chance: float = 0.5  # that its first token is right, lately
     num_asked: int = 0  # steps
     is_asked: bool = False  # in the last step
     verdict: Verdict = NOT_PLANNED  # of the last plan
@@ -104,7 +103,7 @@ class Drafter:
         # brought little, more than a few nodes are not worth rating.
         row_price = min(0.9, market.row_price)
         level = rate * self.cost.level_s(1, market.unit_s)
-        further = self.acceptance.least_said(min(0.9, (row_price + level) / max(0.5, self.first_chance)))
+        further = self.acceptance.least_said(min(0.9, 2.0 * (row_price + level)))
         self.limits = max(1, round(FEW_NODES * (1.0 - row_price))), further, 2.0 * (1.0 - row_price)
         self.note("asked" if self.asked else "not asked", self.asked or self.expected, rate)
 
