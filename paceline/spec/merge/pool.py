@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from paceline.core.tree import DraftTree
 
-PRICES = (0.0, 0.1, 0.3, 0.6, 1.0)  # of a row, in tokens, at which a draft's gain is computed: between them, lines
+PRICES = (0.0, 0.1, 0.3, 0.6, 0.8, 1.0)  # of a row, in tokens, at which a draft's gain is computed: between them, lines
 
 
 @dataclass(slots=True)
@@ -91,8 +91,8 @@ def join(drafts: Sequence[Draft]) -> Draft:
 
 def gains(chances: Sequence[float]) -> list[float]:
     """Tokens that paths of these chances bring beyond the price of their rows, at each of PRICES."""
-    _, low, middle, high, _ = PRICES
-    free = at_low = at_middle = at_high = 0.0
+    _, low, middle, high, highest, _ = PRICES
+    free = at_low = at_middle = at_high = at_highest = 0.0
     for chance in chances:
         free += chance
         if chance > low:
@@ -101,4 +101,6 @@ def gains(chances: Sequence[float]) -> list[float]:
                 at_middle += chance - middle
                 if chance > high:
                     at_high += chance - high
-    return [free, at_low, at_middle, at_high, 0.0]
+                    if chance > highest:
+                        at_highest += chance - highest
+    return [free, at_low, at_middle, at_high, at_highest, 0.0]
