@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from paceline.core.tree import DraftTree
-from paceline.spec.auto.constants import LASTING, OUTCOMES
+from paceline.spec.auto.constants import LASTING, OUTCOMES, PASSAGE
 
 BUCKETS = 32  # of what a drafter says; certain paths have one of their own
 
@@ -21,11 +21,14 @@ class Acceptance:
         self._tries = [0.0] * (BUCKETS + 1)
         self._said = [((bucket + 0.5) / BUCKETS) ** 2 for bucket in range(BUCKETS)] + [1.0]
         self._num_new = 0
+        self._recent = [0.0, 0.0]  # outcomes of the last passage: right ones, and those expected by the table
+        self._table = list(self._said)  # by bucket, over all texts
         self.num_known = 0.0  # outcomes that the table comes from
-        self.chances = list(self._said)  # by bucket
+        self.chances = list(self._said)  # by bucket, in this passage of text
 
     def learn(self, tree: DraftTree, buckets: Sequence[int], new_token_ids: Sequence[int]) -> None:
-        hits, tries, num_new = self._hits, self._tries, len(new_token_ids)
+        hits, tries, table, num_new = self._hits, self._tries, self._table, len(new_token_ids)
+        num_hits, expected, before = 0, 0.0, self._num_new
         right: list[int] = []  # by node: its depth, or -1 where its path is wrong
         for token, parent, bucket in zip(tree.token_ids, tree.parents, buckets, strict=True):
             depth = 0 if parent < 0 else right[parent]
@@ -38,8 +41,15 @@ class Acceptance:
                 hit = token == new_token_ids[depth]
                 right.append(depth + 1 if hit else -1)
                 hits[bucket] += hit
+                num_hits += hit
             tries[bucket] += 1.0
+            expected += table[bucket]
             self._num_new += 1
+        kept = 0.5 ** ((self._num_new - before) / (2 * PASSAGE))
+        right_ones, expected = kept * self._recent[0] + num_hits, kept * self._recent[1] + expected
+        self._recent = [right_ones, expected]
+        trust = (right_ones + OUTCOMES) / (expected + OUTCOMES)
+        self.chances = [trust * one if trust * one < 0.99 else max(0.99, one) for one in table]
         if self._num_new >= OUTCOMES and self._num_new >= sum(tries) / 16:
             self.refresh()
 
@@ -47,7 +57,7 @@ class Acceptance:
         """The table, from the counts."""
         self._num_new = 0
         hits, tries, said = self._hits, self._tries, self._said
-        if sum(tries) > 8 * LASTING:
+        if sum(tries) > 4 * LASTING:
             hits[:], tries[:] = [one / 2 for one in hits], [one / 2 for one in tries]
         self.num_known = sum(tries)
         expected = sum([one * count for one, count in zip(said, tries, strict=True)])
@@ -60,7 +70,8 @@ class Acceptance:
             found.append((hits[bucket] + OUTCOMES * chance) / (tries[bucket] + OUTCOMES))
         above = accumulate(found, max)
         below = list(accumulate(reversed(found), min))[::-1]
-        self.chances = [(a + b) / 2 for a, b in zip(above, below, strict=True)]
+        self._table = self.chances = [(a + b) / 2 for a, b in zip(above, below, strict=True)]
+        self._recent = [0.0, 0.0]
 
     def least_said(self, chance: float) -> float:
         """What the drafter says of paths that have this chance."""

@@ -45,6 +45,11 @@ class Plan:
         active = [one for one in self._able if one.asked or one.tried or one.tried_until >= market.step]
         self.active = sorted(active, key=lambda one: one.each_s + one.call_s)
 
+    def renew(self, lost_s: float) -> None:
+        """Something took so much longer than the plan was made for."""
+        self._bucket.pay(lost_s)
+        self._until = 0
+
     def _try(self, market: Market) -> None:
         """Out of the bucket: those with the best upper bound per second lost, up to the first that it does not hold
         but saves for."""

@@ -262,9 +262,12 @@ class AutoProposer(Proposer):
             else:
                 drafter.gain.learn(request.request_id, NO_GAINS, market, drafter.memory)
             drafts.append(draft)
-        if learns:
-            asking_s = self.clock() - begin_s
-            drafter.cost.learn(asking_s + drafter.told_s, len(trees), deepest, market.unit_s)
+        asking_s, price_s = self.clock() - begin_s + drafter.told_s, drafter.call_s + drafter.each_s * len(trees)
+        is_surprise = asking_s > 2.0 * price_s
+        if learns or is_surprise:
+            drafter.cost.learn(asking_s, len(trees), deepest, market.unit_s)
+        if is_surprise and drafter.num_asked:  # of the first call nobody could know what it would take
+            self.plan.renew(asking_s - price_s)
         drafter.is_asked = True
         drafter.num_asked += 1
         self._totals["asked"] += len(trees)

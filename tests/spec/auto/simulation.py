@@ -36,7 +36,6 @@ class Simulation:
     users: int = 1
     length: int = 100
     curve: PassCost = CURVE
-    wait_s: float = 0.0  # that a step takes longer where the drafters may be asked, as on a GPU
     clock: Clock = field(default_factory=Clock)
     num_steps: int = 0
     num_tokens: int = 0
@@ -72,7 +71,7 @@ class Simulation:
             if request.finished:
                 self._running.remove(request)
                 gone.append(request)
-        self.clock.now_s += self.curve(first) + (0.0 if self._is_skipped else self.wait_s)
+        self.clock.now_s += self.curve(first)
         emitted = sum(len(one.new_token_ids) for one in passes)
         self.num_tokens += emitted
         self.plain_s += self.curve(len(passes)) * emitted / len(passes)
@@ -162,6 +161,5 @@ def auto(
     members = Members(drafters, dict.fromkeys(drafters, Budget(24, 16)))
     monkeypatch.setattr("paceline.spec.default_members.build_members", lambda *given: members)
     rows = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-    sizes = rows if world.wait_s else ()
-    services = EngineParts(VOCAB, 4096, pass_cost={n: world.curve(n) for n in rows}, pass_sizes=sizes)
+    services = EngineParts(VOCAB, 4096, pass_cost={n: world.curve(n) for n in rows})
     return AutoProposer(services, Budget(24, 16), **options)
