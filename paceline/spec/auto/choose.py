@@ -36,6 +36,7 @@ class Plan:
         self.is_new = True
         self._until = market.step + PLAN_EVERY
         market.quote(count)
+        self._bucket.start(market.unit_s)
         for drafter in self._able:
             drafter.plan(ids, market)
         self._try(market)
@@ -62,13 +63,13 @@ class Plan:
             if trial is not None:
                 trials.append((*trial, drafter))
         for _, loss_s, asked, drafter in sorted(trials, key=lambda one: -one[0]):
-            if loss_s > self._bucket.saved_s:
-                self.next_loss_s = loss_s
+            ready_in = 0 if drafter.is_ready(market.step) else PASSAGE
+            if loss_s + ready_in * drafter.told_s > self._bucket.saved_s:  # telling is paid for as it goes on
+                self.next_loss_s = loss_s + ready_in * drafter.told_s
                 return
             self._bucket.pay(loss_s)
             drafter.tried = asked
             if drafter.watches:
-                ready_in = 0 if drafter.is_ready(market.step) else PASSAGE
                 drafter.keep_told(market.step, ready_in + TRIED)
                 drafter.tried_until = market.step + ready_in + TRIED - 1
             if not drafter.asked:
@@ -79,7 +80,7 @@ class Plan:
         if drafter.asked and drafter.watches:
             return None
         rate = market.tokens_per_s
-        least = 1.0 if drafter.num_asked > 1 else 0.1  # before the second call its price may be next to nothing
+        least = 1.0 if drafter.cost.num_learned > 1 else 0.1  # before the second call its price may be next to nothing
         each = least * rate * drafter.each_s
         others = [one for one in self._best(drafter) if one.most > each]
         call_s = 0.0 if drafter.asked else drafter.call_s
@@ -88,9 +89,7 @@ class Plan:
             return None
         loss_s = call_s + drafter.each_s * len(others) - sum([one.mean for one in others]) / rate
         loss_s = max(1e-9, loss_s)
-        if drafter.watches:
-            unready = 0 if drafter.is_ready(market.step) else PASSAGE
-            loss_s = TRIED * loss_s + (TRIED + unready) * drafter.told_s
+        loss_s = TRIED * loss_s if drafter.watches else loss_s
         return best / loss_s, loss_s, others
 
     @staticmethod
@@ -98,11 +97,15 @@ class Plan:
         """For whom it is tried: one request as long as its price is not known, a few where it must be told of passes."""
         others = [one for one in drafter.expected if one not in drafter.asked]
         others.sort(key=lambda one: -one.most)
-        return others[:1] if drafter.num_asked < 2 else others[:TRIED] if drafter.watches else others
+        return others[:1] if drafter.cost.num_learned < 2 else others[:TRIED] if drafter.watches else others
 
     def _tell_or_not(self, drafter: Drafter, market: Market) -> None:
         if drafter.asked:
             drafter.keep_told(market.step, 2 * PASSAGE)
+        elif drafter.is_told:
+            self._bucket.pay(PLAN_EVERY * drafter.told_s)
+            if self._bucket.saved_s < 0.0:
+                drafter.told_until = drafter.tried_until
         drafter.is_told = market.step <= drafter.told_until
 
     @property

@@ -240,7 +240,7 @@ class AutoProposer(Proposer):
     def _ask(self, drafter: Drafter, step: StepContext, budgets: Sequence[Budget]) -> tuple[list[Draft | None], float]:
         """Its drafts for all requests of the step, rated; and the time that it took itself."""
         begin_s = self.clock()
-        market, name, of_requests, learns = self.market, drafter.name, drafter.gain.requests, self._learns
+        market, name, of_requests, learns = self.market, drafter.name, drafter.gain.requests, self._learns or bool(drafter.tried)
         few, further, much = drafter.limits
         given = []
         for request, (nodes, depth, *_) in zip(step.requests, budgets, strict=True):

@@ -117,7 +117,7 @@ class Drafter:
             if gain > price:
                 surplus += gain - price
                 worth.append(one)
-        return worth if surplus > 0.0 and self.num_asked > 1 else []  # before, its price is not known
+        return worth if surplus > 0.0 and self.cost.num_learned > 1 else []  # before, its price is not known
 
     def note(self, decision: str, asked: Sequence[Expectation], rate: float) -> None:
         gain, most = sum([one.mean for one in asked]), sum([one.most for one in asked])

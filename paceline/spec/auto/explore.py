@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from paceline.spec.auto.constants import FIRST_SPREAD, LASTING, PASSAGE, SHARE, START_S, TRIED
+from paceline.spec.auto.constants import FIRST_SPREAD, LASTING, PASSAGE, SHARE, START, TRIED
 from paceline.spec.auto.cost import PRICES, Market
 
 
@@ -83,7 +83,7 @@ class Gain:
     def expect(self, requests: Sequence[tuple[int, str]], market: Market) -> list[Expectation]:
         """What asking brings, for each of these requests: (index in the step, id)."""
         mean, known, step = market.at_row_price(self.means), self.known(market.step), market.step
-        spread = (known * self.spread + FIRST_SPREAD**2) / (known + 1.0)
+        spread = (known * self.spread + FIRST_SPREAD**2 / (known + 1.0)) / (known + 1.0)
         of_mean = spread / (known + 1.0)
         pull = max(0.0, min(1.0, self.both / max(self.square, 1e-9)))
         found = []
@@ -101,14 +101,20 @@ class Gain:
 class Bucket:
     """Seconds that may be lost on finding out."""
 
-    saved_s: float = START_S
+    saved_s: float = 0.0
     run_s: float = 0.0
     lost_s: float = 0.0  # of the run so far, as expected when it was spent
+    is_started: bool = False
+
+    def start(self, step_s: float) -> None:
+        """With a few steps' time, the first time that it is known."""
+        if not self.is_started:
+            self.saved_s, self.is_started = self.saved_s + START * step_s, True
 
     def earn(self, elapsed_s: float, step_s: float) -> None:
         self.run_s += elapsed_s
         # No more is saved than a few steps take: an engine that ran for hours must not spend its share at once.
-        self.saved_s = min(self.saved_s + SHARE * elapsed_s, max(START_S, 2.0 * TRIED * step_s))
+        self.saved_s = min(self.saved_s + SHARE * elapsed_s, 2.0 * TRIED * step_s)
 
     def pay(self, seconds: float) -> None:
         self.saved_s -= seconds
