@@ -45,13 +45,18 @@ class Acceptance:
             tries[bucket] += 1.0
             expected += table[bucket]
             self._num_new += 1
-        kept = 0.5 ** ((self._num_new - before) / (2 * PASSAGE))
+        kept = 0.5 ** ((self._num_new - before) / (4 * PASSAGE))
         right_ones, expected = kept * self._recent[0] + num_hits, kept * self._recent[1] + expected
         self._recent = [right_ones, expected]
         trust = (right_ones + OUTCOMES) / (expected + OUTCOMES)
         self.chances = [trust * one if trust * one < 0.99 else max(0.99, one) for one in table]
         if self._num_new >= OUTCOMES and self._num_new >= sum(tries) / 16:
             self.refresh()
+
+    def age(self, num_steps: int) -> None:
+        """So many steps have passed in which nothing was drafted."""
+        kept = 0.5 ** (num_steps / LASTING)
+        self._hits, self._tries = [kept * one for one in self._hits], [kept * one for one in self._tries]
 
     def refresh(self) -> None:
         """The table, from the counts."""
@@ -71,7 +76,6 @@ class Acceptance:
         above = accumulate(found, max)
         below = list(accumulate(reversed(found), min))[::-1]
         self._table = self.chances = [(a + b) / 2 for a, b in zip(above, below, strict=True)]
-        self._recent = [0.0, 0.0]
 
     def least_said(self, chance: float) -> float:
         """What the drafter says of paths that have this chance."""
@@ -87,7 +91,7 @@ class Acceptance:
     def restore(self, state: Sequence[float]) -> None:
         """What another run saw is soon outweighed."""
         total = sum(state[BUCKETS + 1 :])
-        weight = min(1.0, LASTING / total) if total > 0.0 else 0.0
+        weight = min(1.0, LASTING / 4 / total) if total > 0.0 else 0.0
         known = [weight * max(0.0, one) for one in state]
         self._hits, self._tries = known[: BUCKETS + 1], known[BUCKETS + 1 :]
         self._hits = [min(hit, count) for hit, count in zip(self._hits, self._tries, strict=True)]

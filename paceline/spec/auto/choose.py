@@ -8,7 +8,7 @@ asking now but may be, by the upper bound of what is known, is asked out of the 
 from collections.abc import Mapping, Sequence
 
 from paceline.core.request import Request
-from paceline.spec.auto.constants import PASSAGE, PLAN_EVERY, TRIED
+from paceline.spec.auto.constants import PASSAGE, PLAN_EVERY, TRIED, WORTHWHILE
 from paceline.spec.auto.cost import Market
 from paceline.spec.auto.drafter import Drafter
 from paceline.spec.auto.explore import Bucket, Expectation
@@ -85,7 +85,7 @@ class Plan:
         others = [one for one in self._best(drafter) if one.most > each]
         call_s = 0.0 if drafter.asked else drafter.call_s
         best = sum([one.most - each for one in others]) - least * rate * call_s
-        if best <= 0.0:
+        if best <= WORTHWHILE * len(others):
             return None
         loss_s = call_s + drafter.each_s * len(others) - sum([one.mean for one in others]) / rate
         loss_s = max(1e-9, loss_s)

@@ -248,6 +248,9 @@ class AutoProposer(Proposer):
             if nodes > few and (own is None or own.value <= much):
                 nodes = few
             given.append(Budget(nodes, depth, 0.0, further))
+        missed = market.step - drafter.gain.step - PLAN_EVERY
+        if missed > 0:
+            drafter.acceptance.age(missed)
         trees, spent_s = self.members.ask(name, step, given)
         table = drafter.acceptance.chances
         drafts: list[Draft | None] = []
@@ -347,10 +350,11 @@ class AutoProposer(Proposer):
         }
 
     def _said(self) -> str:
-        market, asked = self.market, [one.name for one in self.plan.active]
+        market, (nodes, tokens, seconds) = self.market, self.market.bought
         if not market.num_requests:
             return "nothing asked yet"
-        batch = f"{market.num_requests} running, a row is worth {market.row_price:.2f} tokens"
-        if not asked:
-            return f"off: no draft is expected to save more than it costs ({batch})"
-        return f"{', '.join(asked)} asked ({batch}; paths likelier than that are verified)"
+        if not nodes:
+            return f"off: no draft for {market.num_requests} running is expected to save more than it costs"
+        worth, share = market.tokens_per_s * seconds, seconds / market.plain_s
+        more = f"{tokens:.2f} more tokens for {share:.0%} more time, which is worth {worth:.2f} tokens"
+        return f"{nodes} nodes for {market.num_requests} running: {more}"

@@ -22,6 +22,7 @@ class Market:
         self.passes = passes
         self.step = self.num_requests = self._place = 0
         self.unit_s = self.plain_s = self.tokens_per_s = self.row_price = self._share = 0.0  # place, share: in PRICES
+        self.bought = 0, 0.0, 0.0  # in the last step: nodes, tokens expected of them, seconds of their rows
         self._rate = 1.0  # lately, in what plain decoding gives
 
     def quote(self, num_requests: int) -> None:
@@ -42,12 +43,13 @@ class Market:
         chances.sort(reverse=True)
         most = tokens = 0.0
         bar, rate, plain_s = math.inf, self.tokens_per_s, self.plain_s
+        self.bought = (0, 0.0, 0.0)
         seconds = self.passes.between(self.num_requests + 1, self.num_requests + len(chances), self.num_requests)
-        for chance, pass_s in zip(chances, seconds, strict=True):
+        for count, (chance, pass_s) in enumerate(zip(chances, seconds, strict=True), 1):
             tokens += chance
             surplus = tokens - rate * (pass_s - plain_s)
             if surplus > most:
-                most, bar = surplus, chance
+                most, bar, self.bought = surplus, chance, (count, tokens, pass_s - plain_s)
         return bar
 
     def at_row_price(self, gains: Sequence[float]) -> float:

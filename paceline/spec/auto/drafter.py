@@ -64,7 +64,7 @@ class Drafter:
     watches: bool = False
     is_told: bool = True
     told_since: int = -PASSAGE  # step
-    told_until: int = 4 * PASSAGE
+    told_until: int = 2 * PASSAGE
     tried_until: int = -1  # step up to which it is tried out of the bucket
     told_s: float = 0.0  # what telling it of a pass takes, lately
 
@@ -75,7 +75,7 @@ class Drafter:
     def memory(self) -> float:
         """Drafts that its gain is averaged over. As long as little is known of what is accepted, what drafts were thought
         to bring is soon out of date."""
-        return PASSAGE if self.acceptance.num_known < LASTING else LASTING / 4
+        return PASSAGE if self.acceptance.num_known < LASTING else LASTING / 8
 
     def is_ready(self, step: int) -> bool:
         """Without the context of the last passage it drafts badly, and would be judged by that."""

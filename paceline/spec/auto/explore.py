@@ -19,6 +19,8 @@ from typing import NamedTuple
 from paceline.spec.auto.constants import FIRST_SPREAD, LASTING, PASSAGE, SHARE, START, TRIED
 from paceline.spec.auto.cost import PRICES, Market
 
+LONGEST = 16  # tokens of a draft, each certain: more than those beyond their rows is no drafter's gain
+
 
 class Expectation(NamedTuple):
     """Of the gain in tokens, if a drafter is asked for one request."""
@@ -83,9 +85,10 @@ class Gain:
     def expect(self, requests: Sequence[tuple[int, str]], market: Market) -> list[Expectation]:
         """What asking brings, for each of these requests: (index in the step, id)."""
         mean, known, step = market.at_row_price(self.means), self.known(market.step), market.step
-        spread = (known * self.spread + FIRST_SPREAD**2 / (known + 1.0)) / (known + 1.0)
+        spread = (known * self.spread + FIRST_SPREAD**2 / math.sqrt(known + 1.0)) / (known + 1.0)
         of_mean = spread / (known + 1.0)
         pull = max(0.0, min(1.0, self.both / max(self.square, 1e-9)))
+        at_best = LONGEST * max(0.0, 1.0 - market.row_price)
         found = []
         for i, request_id in requests:
             own, expected, doubt = self.requests.get(request_id), mean, spread
@@ -93,7 +96,7 @@ class Gain:
                 weight = pull * 0.5 ** ((step - own.step) / PASSAGE)
                 expected += weight * (own.value - mean)
                 doubt *= 1.0 - weight * weight
-            found.append(Expectation(i, expected, expected + math.sqrt(doubt + of_mean)))
+            found.append(Expectation(i, expected, min(expected + math.sqrt(doubt + of_mean), at_best)))
         return found
 
 
