@@ -105,16 +105,6 @@ def test_one_wrong_point_of_the_calibration_does_not_raise_all_above_it() -> Non
     assert disturbed.at(2) / disturbed.at(1) < 1.15
 
 
-def test_rows_inside_a_padded_size_are_free() -> None:
-    model = PassCostModel({1: 1.0, 8: 1.4, 16: 2.0, 24: 3.0}, sizes=(1, 8, 16, 24))
-    assert model.at(2) == model.at(8) < model.at(9) == model.at(16) < model.at(17)
-    assert model.between(1, 16, 0) == [model.at(rows) for rows in range(1, 17)]
-    before_s = model.at(16, 4)
-    for _ in range(40):
-        model.observe(12, 1.2 * before_s, 4)  # it ran as 16 rows, and shows what they cost
-    assert model.at(16, 4) == model.at(12, 4) == pytest.approx(1.2 * before_s, rel=0.05)
-
-
 def test_a_shape_that_was_kept_is_believed_as_much_as_the_calibration_unless_it_is_another_one() -> None:
     steep, flat = PassCostModel({1: 1.0, 8: 1.4, 64: 5.0, 128: 9.0}), PassCostModel({1: 1.0, 8: 1.2, 64: 4.5, 128: 8.0})
     before = flat.at(8) / flat.at(1)

@@ -94,7 +94,7 @@ class Plan:
 
     @staticmethod
     def _best(drafter: Drafter) -> list[Expectation]:
-        """For whom it is tried: one request as long as its price is not known, a few where it must be told of passes."""
+        """For whom it is tried: one request as long as its price is not known, a few if it must be told of passes."""
         others = [one for one in drafter.expected if one not in drafter.asked]
         others.sort(key=lambda one: -one.most)
         return others[:1] if drafter.cost.num_learned < 2 else others[:TRIED] if drafter.watches else others
@@ -109,5 +109,6 @@ class Plan:
         drafter.is_told = market.step <= drafter.told_until
 
     @property
-    def tells_somebody(self) -> bool:
-        return any([one.watches and one.is_told for one in self._able])
+    def is_idle(self) -> bool:
+        """Nobody is asked, and nobody is told."""
+        return not self.active and not any(one.watches and one.is_told for one in self._able)

@@ -27,13 +27,13 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.lab.live_pass_cost import PassCostModel
 from paceline.spec.auto.choose import Plan
 from paceline.spec.auto.constants import LASTING, PASSAGE, PLAN_EVERY, SHARE
-from paceline.spec.auto.cost import PRICES, Market
+from paceline.spec.auto.cost import Market
 from paceline.spec.auto.drafter import Drafter
 from paceline.spec.auto.explore import Bucket
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.kept_state import Memory, numbers, restore, states
 from paceline.spec.merge.merge import side_by_side
-from paceline.spec.merge.pool import Draft, gains, join, rate
+from paceline.spec.merge.pool import PRICES, Draft, gains, join, rate
 from paceline.spec.pass_calibration import calibrate
 from paceline.spec.proposer import Budget, Proposer, StepContext, union
 
@@ -103,7 +103,7 @@ class AutoProposer(Proposer):
     def _steps_to_skip(self) -> int:
         """Where nobody is asked or told anything: until the bucket holds what is to be tried next, and what it takes to
         think of it, as this step did in vain."""
-        if self.plan.active or self.plan.tells_somebody:
+        if not self.plan.is_idle:
             return 0
         own_s, next_loss_s = self._drafting_s, self.plan.next_loss_s
         self.bucket.pay(own_s)
@@ -163,7 +163,7 @@ class AutoProposer(Proposer):
     # -- deciding ----------------------------------------------------------------------------------------------------
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
-        requests, market, plan = step.requests, self.market, self.plan
+        requests, plan = step.requests, self.plan
         if not requests:
             return []
         begin_s = self.clock()
@@ -240,7 +240,12 @@ class AutoProposer(Proposer):
     def _ask(self, drafter: Drafter, step: StepContext, budgets: Sequence[Budget]) -> tuple[list[Draft | None], float]:
         """Its drafts for all requests of the step, rated; and the time that it took itself."""
         begin_s = self.clock()
-        market, name, of_requests, learns = self.market, drafter.name, drafter.gain.requests, self._learns or bool(drafter.tried)
+        market, name, of_requests, learns = (
+            self.market,
+            drafter.name,
+            drafter.gain.requests,
+            self._learns or bool(drafter.tried),
+        )
         few, further, much = drafter.limits
         given = []
         for request, (nodes, depth, *_) in zip(step.requests, budgets, strict=True):

@@ -15,8 +15,8 @@ from paceline.spec.merge.pool import PRICES
 
 
 class Market:
-    """A second is worth the tokens that the last steps gave in one, and never less than plain decoding gives: so nothing
-    is bought that plain decoding would beat."""
+    """A second is worth the tokens that the last steps gave in one, and never less than plain decoding gives: so
+    nothing is bought that plain decoding would beat."""
 
     def __init__(self, passes: PassCostModel) -> None:
         self.passes = passes
@@ -38,8 +38,8 @@ class Market:
         self._share = min(1.0, (self.row_price - low) / (high - low))
 
     def bar(self, chances: list[float]) -> float:
-        """The least chance of those that are worth their rows, of a batch's paths: the first n of them, likeliest first,
-        for the n with the largest surplus. Infinite where none is."""
+        """The least chance of a batch's paths that are worth their rows: the first n of them, the likeliest first, for
+        the n with the largest surplus. Infinite where none is."""
         chances.sort(reverse=True)
         most = tokens = 0.0
         bar, rate, plain_s = math.inf, self.tokens_per_s, self.plain_s

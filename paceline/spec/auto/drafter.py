@@ -73,7 +73,7 @@ class Drafter:
 
     @property
     def memory(self) -> float:
-        """Drafts that its gain is averaged over. As long as little is known of what is accepted, what drafts were thought
+        """Drafts that its gain is averaged over. As long as little is known of what is accepted, what they were thought
         to bring is soon out of date."""
         return PASSAGE if self.acceptance.num_known < LASTING else LASTING / 8
 
@@ -94,7 +94,7 @@ class Drafter:
         return bool(self.able)
 
     def plan(self, names: Sequence[str], market: Market) -> None:
-        """What is expected of it, and whom it is asked for: where the gains are worth the seconds, of each and of all."""
+        """What is expected of it, and whom it is asked for: where gains are worth the seconds, of each and of all."""
         rate = market.tokens_per_s
         self.expected = self.gain.expect([(i, names[i]) for i in self.able], market)
         self.call_s, self.each_s = self.cost.parts(market.unit_s)

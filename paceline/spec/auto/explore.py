@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from paceline.spec.auto.constants import FIRST_SPREAD, LASTING, PASSAGE, SHARE, START, TRIED
-from paceline.spec.auto.cost import PRICES, Market
+from paceline.spec.auto.cost import Market
+from paceline.spec.merge.pool import PRICES
 
 LONGEST = 16  # tokens of a draft, each certain: more than those beyond their rows is no drafter's gain
 
@@ -78,6 +79,11 @@ class Gain:
         own.value += (value - own.value) / own.count
         own.step = step
 
+    @property
+    def pull(self) -> float:
+        """How much a request's last drafts say about its next."""
+        return max(0.0, min(1.0, self.both / max(self.square, 1e-9)))
+
     def known(self, step: int) -> float:
         """Drafts that the means count for, by now."""
         return self.count * float(0.5 ** ((step - self.step) / LASTING))
@@ -87,13 +93,12 @@ class Gain:
         mean, known, step = market.at_row_price(self.means), self.known(market.step), market.step
         spread = (known * self.spread + FIRST_SPREAD**2 / math.sqrt(known + 1.0)) / (known + 1.0)
         of_mean = spread / (known + 1.0)
-        pull = max(0.0, min(1.0, self.both / max(self.square, 1e-9)))
         at_best = LONGEST * max(0.0, 1.0 - market.row_price)
         found = []
         for i, request_id in requests:
             own, expected, doubt = self.requests.get(request_id), mean, spread
             if own is not None:
-                weight = pull * 0.5 ** ((step - own.step) / PASSAGE)
+                weight = self.pull * 0.5 ** ((step - own.step) / PASSAGE)
                 expected += weight * (own.value - mean)
                 doubt *= 1.0 - weight * weight
             found.append(Expectation(i, expected, min(expected + math.sqrt(doubt + of_mean), at_best)))
