@@ -22,6 +22,7 @@ class Acceptance:
         self._said = [((bucket + 0.5) / BUCKETS) ** 2 for bucket in range(BUCKETS)] + [1.0]
         self._num_new = 0
         self._recent = [0.0, 0.0]  # outcomes of the last passage: right ones, and those expected by the table
+        self._trust = 1.0  # the former over the latter, as far as it is in `chances`
         self._table = list(self._said)  # by bucket, over all texts
         self.num_known = 0.0  # outcomes that the table comes from
         self.chances = list(self._said)  # by bucket, in this passage of text
@@ -49,7 +50,9 @@ class Acceptance:
         right_ones, expected = kept * self._recent[0] + num_hits, kept * self._recent[1] + expected
         self._recent = [right_ones, expected]
         trust = (right_ones + OUTCOMES) / (expected + OUTCOMES)
-        self.chances = [trust * one if trust * one < 0.99 else max(0.99, one) for one in table]
+        if not 0.95 < trust / self._trust < 1.05:  # computing the chances takes time
+            self._trust = trust
+            self.chances = [trust * one if trust * one < 0.99 else max(0.99, one) for one in table]
         if self._num_new >= OUTCOMES and self._num_new >= sum(tries) / 16:
             self.refresh()
 
@@ -75,6 +78,7 @@ class Acceptance:
             found.append((hits[bucket] + OUTCOMES * chance) / (tries[bucket] + OUTCOMES))
         above = accumulate(found, max)
         below = list(accumulate(reversed(found), min))[::-1]
+        self._trust = 1.0
         self._table = self.chances = [(a + b) / 2 for a, b in zip(above, below, strict=True)]
 
     def least_said(self, chance: float) -> float:

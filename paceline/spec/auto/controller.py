@@ -312,13 +312,11 @@ class AutoProposer(Proposer):
     def _learn_gains(self, request_id: str, drafts: Sequence[Draft], joined: Draft) -> None:
         """A draft beside a better one brings what they bring together beyond that one's."""
         market, own = self.market, [gains(draft.chances) for draft in drafts]
-        best = 0
         if len(drafts) > 1:
             values = [market.at_row_price(one) for one in own]
-            best = values.index(max(values))
-            both = gains(joined.chances)
-            added = [max(0.0, all_of - of_best) for all_of, of_best in zip(both, own[best], strict=True)]
-            own = [one if i == best else added for i, one in enumerate(own)]
+            best = own[values.index(max(values))]
+            added = [max(0.0, all_of - of_best) for all_of, of_best in zip(gains(joined.chances), best, strict=True)]
+            own = [one if one is best else added for one in own]
         for draft, found in zip(drafts, own, strict=True):
             drafter = self.drafters[draft.name]
             drafter.gain.learn(request_id, found, market, drafter.memory)

@@ -66,8 +66,7 @@ class Gain:
         self.step = step
         weight, off = 1.0 / min(self.count, memory), value - mean
         self.spread += weight * (off * off - self.spread)
-        for i, gain in enumerate(gains):
-            self.means[i] += weight * (gain - self.means[i])
+        self.means = [mean + weight * (gain - mean) for mean, gain in zip(self.means, gains, strict=True)]
         own = self.requests.get(request_id)
         if own is None:
             self.requests[request_id] = RequestGain(value, step)
