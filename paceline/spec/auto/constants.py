@@ -11,7 +11,6 @@ FIRST_SPREAD = 0.5  # tokens by which an unknown gain may differ from none. Half
 TRIED = 4  # steps and requests of one trial of a drafter that is to be told of passes. Half: unsure; twice: expensive
 PLAN_EVERY = 4  # steps from one plan of whom to ask to the next. Half: more time; twice: lags
 FEW_NODES = 12  # x (1 - row price): asked for where drafts brought little. Half: misses copies; twice: more time
-OUTCOMES = 5  # that a drafter's own word counts for. Half: trusts a few outcomes; twice: believes it for longer
 WORTHWHILE = (
     0.02  # tokens per request that a trial must be able to gain. Half: more trials for little; twice: misses more
 )

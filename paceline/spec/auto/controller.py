@@ -3,10 +3,11 @@
 One rule for everything: let the batch's present tokens per second be the price of a second; a node, a level, a drafter
 or a trial is bought iff it is expected to bring more tokens than its seconds are worth.
 
-    cost.py         the price of a second and of a row
-    acceptance.py   the chance of a path
-    choose.py       who is worth asking, for the next few steps; drafter.py: what is known of each
-    explore.py      what asking brings, and the bucket that pays for finding out
+    cost.py      the price of a second and of a row; which paths are worth their rows
+    choose.py    who is worth asking, for the next few steps; drafter.py: what is known of each
+    explore.py   what asking brings, and the bucket that pays for finding out
+
+What passes take, what calls take and what is accepted is learned in lab/live_*.py.
 
 Leaving nodes out is exact: with sample-match verification the output does not depend on which nodes were offered.
 
@@ -124,7 +125,7 @@ class AutoProposer(Proposer):
             for verified in step.passes:
                 for draft in self._drafts.get(verified.request.request_id, ()):
                     acceptance = self.drafters[draft.name].acceptance
-                    acceptance.learn(draft.tree, draft.buckets, verified.new_token_ids)
+                    acceptance.learn(draft.tree.token_ids, draft.tree.parents, draft.buckets, verified.new_token_ids)
             self._drafts = {}
         gone = step.gone
         for request in gone:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from paceline.core.request import Request
+from paceline.lab.live_acceptance import Acceptance
 from paceline.lab.live_call_cost import CallCostModel
-from paceline.spec.auto.acceptance import Acceptance
 from paceline.spec.auto.constants import FEW_NODES, LASTING, PASSAGE
 from paceline.spec.auto.cost import Market
 from paceline.spec.auto.explore import Expectation, Gain

@@ -13,7 +13,7 @@ PRICES = (0.0, 0.1, 0.3, 0.6, 0.8, 1.0)  # of a row, in tokens, at which a draft
 class Draft:
     name: str  # of its drafter
     tree: DraftTree
-    buckets: list[int]  # by node: what the drafter said of its path, see spec/auto/acceptance.py
+    buckets: list[int]  # by node: what the drafter said of its path, see lab/live_acceptance.py
     chances: list[float]  # by node: that its whole path is accepted
     first_chance: float = 0.0  # that the next token is among its first nodes: the best of them, at least
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.tree import DraftTree
+from paceline.lab.live_acceptance import BUCKETS, Acceptance
 from paceline.lab.live_call_cost import CallCostModel
 from paceline.lab.live_pass_cost import PassCostModel
-from paceline.spec.auto.acceptance import BUCKETS, Acceptance
 from paceline.spec.auto.constants import LASTING, SHARE, START
 from paceline.spec.auto.cost import Market
 from paceline.spec.auto.explore import Bucket, Gain
@@ -71,7 +71,9 @@ def test_chances_are_learned_from_every_path_and_a_likelier_one_never_has_less()
     for _ in range(1500):
         draft = rate("a", tree, acceptance.chances)
         first, second = rng.random() < 0.6, rng.random() < 0.5
-        acceptance.learn(tree, draft.buckets, [1 if first else 7, 2 if second else 7, 8] if first else [7])
+        acceptance.learn(
+            tree.token_ids, tree.parents, draft.buckets, [1 if first else 7, 2 if second else 7, 8] if first else [7]
+        )
     assert acceptance.chances[draft.buckets[0]] == pytest.approx(0.6, abs=0.12)
     assert acceptance.chances[draft.buckets[1]] == pytest.approx(0.3, abs=0.1)
     assert acceptance.chances == sorted(acceptance.chances)
@@ -82,7 +84,9 @@ def test_a_path_whose_outcome_nobody_saw_is_no_outcome() -> None:
     acceptance = Acceptance()
     tree = DraftTree.chain([1, 2, 3])
     for _ in range(50):
-        acceptance.learn(tree, [30, 29, 28], [1])  # only the first token is known, and was right
+        acceptance.learn(
+            tree.token_ids, tree.parents, [30, 29, 28], [1]
+        )  # only the first token is known, and was right
     acceptance.refresh()
     assert acceptance.num_known == pytest.approx(50)
 
@@ -91,13 +95,13 @@ def test_a_passage_that_goes_otherwise_is_noticed_before_the_table_has_changed()
     acceptance = Acceptance()
     tree = DraftTree.chain([1])
     for _ in range(800):
-        acceptance.learn(tree, [28], [1])
+        acceptance.learn(tree.token_ids, tree.parents, [28], [1])
     before = acceptance.chances[28]
     for _ in range(48):
-        acceptance.learn(tree, [28], [9])
+        acceptance.learn(tree.token_ids, tree.parents, [28], [9])
     assert acceptance.chances[28] < 0.6 * before
     for _ in range(60):
-        acceptance.learn(tree, [28], [1])
+        acceptance.learn(tree.token_ids, tree.parents, [28], [1])
     assert acceptance.chances[28] > 0.85 * before
 
 
@@ -105,7 +109,7 @@ def test_a_drafter_that_is_always_wrong_is_disbelieved_after_a_few_drafts() -> N
     acceptance = Acceptance()
     tree = DraftTree([1, 2, 3, 4], [-1, 0, 1, 2], confidence=[0.95] * 4)
     for _ in range(6):
-        acceptance.learn(tree, rate("a", tree, acceptance.chances).buckets, [9])
+        acceptance.learn(tree.token_ids, tree.parents, rate("a", tree, acceptance.chances).buckets, [9])
     assert max(rate("a", tree, acceptance.chances).chances) < 0.35
 
 

@@ -1,5 +1,5 @@
 """The chance that a drafted path is accepted as a whole, by how likely its drafter says it is: counted, one table per
-drafter.
+drafter. The twin of lab/live_pass_cost.py and lab/live_call_cost.py.
 
 Every path of a draft is an outcome, verified or not, because the tokens that the target emitted show which paths were
 right. Outcomes are counted by what the drafter said. Where few were seen its own word counts, times how often it was
@@ -9,10 +9,12 @@ right so far; then those of its neighbours, and then its own. A likelier path is
 from collections.abc import Sequence
 from itertools import accumulate
 
-from paceline.core.tree import DraftTree
-from paceline.spec.auto.constants import LASTING, OUTCOMES, PASSAGE
-
 BUCKETS = 32  # of what a drafter says; certain paths have one of their own
+OUTCOMES = 5  # that a drafter's own word counts for. Half: trusts a few outcomes; twice: believes it for longer
+MEMORY = 1024  # outcomes after which all counts are halved. Half: jitters; twice: lags
+PASSAGE = 48  # outcomes after which half is forgotten of what the last ones show. Half: jitters; twice: lags
+RESTORED = 64.0  # outcomes that those of another run count for, at most
+HALF_LIFE = 256  # steps without a draft after which the counts are halved
 
 
 class Acceptance:
@@ -27,11 +29,14 @@ class Acceptance:
         self.num_known = 0.0  # outcomes that the table comes from
         self.chances = list(self._said)  # by bucket, in this passage of text
 
-    def learn(self, tree: DraftTree, buckets: Sequence[int], new_token_ids: Sequence[int]) -> None:
+    def learn(
+        self, token_ids: Sequence[int], parents: Sequence[int], buckets: Sequence[int], new_token_ids: Sequence[int]
+    ) -> None:
+        """From a tree that was drafted, what was said of its paths, and the tokens that the target emitted."""
         hits, tries, table, num_new = self._hits, self._tries, self._table, len(new_token_ids)
         num_hits, expected, before = 0, 0.0, self._num_new
         right: list[int] = []  # by node: its depth, or -1 where its path is wrong
-        for token, parent, bucket in zip(tree.token_ids, tree.parents, buckets, strict=True):
+        for token, parent, bucket in zip(token_ids, parents, buckets, strict=True):
             depth = 0 if parent < 0 else right[parent]
             if depth < 0:
                 right.append(-1)
@@ -46,7 +51,7 @@ class Acceptance:
             tries[bucket] += 1.0
             expected += table[bucket]
             self._num_new += 1
-        kept = 0.5 ** ((self._num_new - before) / (4 * PASSAGE))
+        kept = 0.5 ** ((self._num_new - before) / PASSAGE)
         right_ones, expected = kept * self._recent[0] + num_hits, kept * self._recent[1] + expected
         self._recent = [right_ones, expected]
         trust = (right_ones + OUTCOMES) / (expected + OUTCOMES)
@@ -58,14 +63,14 @@ class Acceptance:
 
     def age(self, num_steps: int) -> None:
         """So many steps have passed in which nothing was drafted."""
-        kept = 0.5 ** (num_steps / LASTING)
+        kept = 0.5 ** (num_steps / HALF_LIFE)
         self._hits, self._tries = [kept * one for one in self._hits], [kept * one for one in self._tries]
 
     def refresh(self) -> None:
         """The table, from the counts."""
         self._num_new = 0
         hits, tries, said = self._hits, self._tries, self._said
-        if sum(tries) > 4 * LASTING:
+        if sum(tries) > MEMORY:
             hits[:], tries[:] = [one / 2 for one in hits], [one / 2 for one in tries]
         self.num_known = sum(tries)
         expected = sum([one * count for one, count in zip(said, tries, strict=True)])
@@ -95,7 +100,7 @@ class Acceptance:
     def restore(self, state: Sequence[float]) -> None:
         """What another run saw is soon outweighed."""
         total = sum(state[BUCKETS + 1 :])
-        weight = min(1.0, LASTING / 4 / total) if total > 0.0 else 0.0
+        weight = min(1.0, RESTORED / total) if total > 0.0 else 0.0
         known = [weight * max(0.0, one) for one in state]
         self._hits, self._tries = known[: BUCKETS + 1], known[BUCKETS + 1 :]
         self._hits = [min(hit, count) for hit, count in zip(self._hits, self._tries, strict=True)]
