@@ -30,6 +30,13 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     final = verbs.add_parser("final-grid", help="auto against plain, warm and cold, rounds fixed beforehand")
     final.add_argument("--rounds", type=int, help="of every cell alike (default: 3)")
     final.add_argument("--fixed", nargs="*", help="settings to find the best fixed one, in the first warm round")
+    final.add_argument(
+        "--join",
+        nargs="+",
+        metavar="OUT",
+        help="measure nothing: join what lanes measured, each with its own --workload, --concurrency or --temperature "
+        "and --out, side by side on cores of their own",
+    )
     add_sweep_arguments(final, **grid, out="final-grid")
     final.set_defaults(bench_run=_final_grid)
 
@@ -159,10 +166,16 @@ def _final_grid(args: argparse.Namespace) -> int:
     found = []
     for state, warm_up in (("warm", args.warm_up), ("cold", 0)):
         args.out, args.warm_up = f"{out}.{state}.jsonl", warm_up
-        args.repeats = 1
-        first = sweep_to_records(args, ["plain", "auto", *(fixed if state == "warm" else [])], side_by_side=True)
-        args.repeats = rounds
-        records = [*first, *sweep_to_records(args, ["plain", "auto"], side_by_side=True)]
+        if args.join:
+            lines = [
+                line for lane in args.join for line in Path(f"{lane}.{state}.jsonl").read_text("utf-8").splitlines()
+            ]
+            records = [json.loads(line) for line in lines]
+        else:
+            args.repeats = 1
+            first = sweep_to_records(args, ["plain", "auto", *(fixed if state == "warm" else [])], side_by_side=True)
+            args.repeats = rounds
+            records = [*first, *sweep_to_records(args, ["plain", "auto"], side_by_side=True)]
         analysis = analyse(list({record["key"]: record for record in records}.values()))
         found += final_grid.verdicts(state, analysis)
         if analysis.failed:

@@ -84,3 +84,12 @@ def test_the_command_writes_its_table_and_goes_on_where_it_was_stopped(
     num_calls = len(calls)
     assert main([*arguments, "--fixed", "suffix:4"]) == 0 and len(calls) == num_calls
     capsys.readouterr()
+    other = ["--out", str(tmp_path / "other"), "--concurrency", "2"]  # another lane, and both joined
+    assert main([*arguments, *other, "--fixed"]) == 0
+    num_calls = len(calls)
+    lanes = [str(out), str(tmp_path / "other")]
+    assert main(["bench", "final-grid", "--out", str(tmp_path / "joined"), "--join", *lanes]) == 0
+    joined = json.loads((tmp_path / "joined.json").read_text())["rows"]
+    assert [row["users"] for row in joined] == [1, 2, 1, 2] and len(calls) == num_calls
+    assert joined[0] == found["rows"][0]
+    capsys.readouterr()
