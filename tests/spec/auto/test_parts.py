@@ -100,7 +100,7 @@ def test_a_passage_that_goes_otherwise_is_noticed_before_the_table_has_changed()
     for _ in range(48):
         acceptance.learn(tree.token_ids, tree.parents, [28], [9])
     assert acceptance.chances[28] < 0.7 * before
-    for _ in range(60):
+    for _ in range(150):
         acceptance.learn(tree.token_ids, tree.parents, [28], [1])
     assert acceptance.chances[28] > 0.85 * before
 
