@@ -78,5 +78,5 @@ class CallCostModel:
         return (self._call + self._each * num_requests) * unit_s * (1.0 if self.num_learned > 1 else 0.1)
 
     def level_s(self, num_requests: int, unit_s: float) -> float:
-        """What one more level takes, for each of so many requests; the call itself is like one more."""
-        return (self._call / num_requests + self._each) * unit_s / (1.0 + self.depth)
+        """What one more level takes, for each of so many requests; the call itself is like two more."""
+        return (self._call / num_requests + self._each) * unit_s / (2.0 + self.depth)

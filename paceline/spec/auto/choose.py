@@ -47,8 +47,8 @@ class Plan:
         self.active = sorted(active, key=lambda one: one.each_s + one.call_s)
 
     def renew(self, lost_s: float) -> None:
-        """Something took so much longer than the plan was made for. It empties the bucket at most: a stall of the machine
-        must not end all trials for long."""
+        """Something took so much longer than the plan was made for. It empties the bucket at most: a stall must not end
+        all trials for long."""
         self._bucket.pay(max(0.0, min(lost_s, self._bucket.saved_s)))
         self._until = 0
 
