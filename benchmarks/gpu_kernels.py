@@ -41,10 +41,10 @@ from torch import Tensor
 from paceline.bench.run.provenance import provenance
 from paceline.core.forward import ForwardBatch
 from paceline.models.decoder import Decoder
-from paceline.models.fused_decoder import FusedDecoder, Tiles, attention_rows, model_tiles, wide_tiles
+from paceline.models.fused_decoder import Cuts, FusedDecoder, attention_rows, model_cuts
 from paceline.ops.triton.fused_head import RowNoise
 from paceline.ops.triton.product import NO_PDL, PDL, PDL_PREFETCH
-from paceline.ops.triton.tiles import ROWS
+from paceline.ops.triton.tiles import Cut
 
 CONTEXT = 320
 BUCKETS = [(1, 1), (1, 8), (1, 16), (1, 32), (8, 1), (8, 4), (32, 1), (32, 4), (128, 1), (128, 4)]
@@ -53,22 +53,15 @@ PDL_LEVELS = {"off": NO_PDL, "on": PDL, "prefetch": PDL_PREFETCH}
 SECTIONS = ["parity", "bits", "graph", "kinds", "draft", "wide", "tune"]
 
 
-class ForcedCut(FusedDecoder):
-    """Programs of these rows, outputs and warps in every product."""
+def forced(rows: int, out: int | None = None, warps: int = 2) -> Callable[[Decoder, int], Cuts]:
+    """Programs of so many rows in every product, with the outputs of its own tile unless said."""
 
-    def __init__(self, base: Decoder, row_tile: int, out: int, warps: int) -> None:
-        super().__init__(base, row_tile=row_tile)
-        narrow = self.tiles if row_tile == ROWS else wide_tiles(base, self.tiles, 1)
-        self.forced = Tiles(
-            *(
-                replace(tile, out=out, warps=warps)
-                for tile in (narrow.qkv, narrow.output, narrow.gate_up, narrow.down, narrow.head)
-            )
-        )
-        self._rows = row_tile
+    def cuts(base: Decoder, num_rows: int) -> Cuts:
+        own = model_cuts(base, 1)
+        tiles = [cut.tile for cut in (own.qkv, own.output, own.gate_up, own.down, own.head)]
+        return Cuts(*(Cut(rows, replace(t, out=out or t.out, into=min(t.into, 64), warps=warps)) for t in tiles))
 
-    def cut(self, num_rows: int) -> tuple[int, Tiles]:
-        return self._rows, self.forced
+    return cuts
 
 
 class Bench:
@@ -145,16 +138,9 @@ class Bench:
             result[f"rows {rows}"] = torch.equal(found, picked)
         chunk = fused.forward(self.batch(2, 4, as_chunk=True), self.room.kv.clone()).logits
         result["tree nodes as plain text"] = torch.equal(chunk, whole[: len(chunk)])
-        for row_tile in [32] if self.tiny else [32, 64, 128]:
-            wide = FusedDecoder(self.base, row_tile=row_tile)
-            result[f"row tile {row_tile}"] = self._tried(partial(self._same_bits, wide, whole_batch, whole))
-        two_warps = wide_tiles(self.base, model_tiles(self.base), 64)
-        narrow = FusedDecoder(self.base, tiles=two_warps).forward(whole_batch, self.room.kv.clone()).logits
-        result["two warps, short steps"] = torch.equal(narrow, whole)
-        for row_tile in [32] if self.tiny else [32, 64, 128]:
-            wide = FusedDecoder(self.base, row_tile=row_tile)
-            label = f"row tile {row_tile}, two warps in both"
-            result[label] = self._tried(partial(self._same_bits, wide, whole_batch, narrow))
+        for rows in [16, 32] if self.tiny else [16, 32, 64, 128]:
+            wide = FusedDecoder(self.base, cuts=forced(rows))
+            result[f"programs of {rows} rows"] = self._tried(partial(self._same_bits, wide, whole_batch, whole))
         if self.device.type == "cuda":
             for pdl in PDL_LEVELS:
                 result[f"graph, pdl {pdl}"] = self._tried(partial(self._graph_bits, whole_batch, whole, pdl))
@@ -214,14 +200,10 @@ class Bench:
     def graph(self) -> dict[str, Any]:
         result: dict[str, Any] = {}
         variants = [("pdl " + pdl, {"pdl": PDL_LEVELS[pdl]}) for pdl in self.args.pdl]
-        if not self.tiny:
-            variants.append(("row tile 64", {"row_tile": 64}))
         print("  " + f"{'ms per replay':14}" + "".join(f"{label:>13}" for label, _ in variants) + f"{'limit':>13}")
         for bucket in self.buckets:
             batch, cells = self.batch(*bucket), {}
             for label, options in variants:
-                if "row_tile" in options and batch.num_rows < 32:
-                    continue
                 try:
                     launch, _ = self._launch(FusedDecoder(self.base, **options), batch, self.room.kv, tokens=True)
                     cells[label] = self.clock.time_ms(launch)
@@ -273,9 +255,9 @@ class Bench:
         counts = [(2, 3)] if self.tiny else [(128, 1), (64, 4), (128, 4), (128, 8)]
         for bucket in counts:
             batch = self.batch(*bucket)
-            expected = FusedDecoder(self.base, row_tile=16).forward(batch, self.room.kv.clone()).logits
+            expected = FusedDecoder(self.base, cuts=forced(16)).forward(batch, self.room.kv.clone()).logits
             for shape in shapes[:3] if self.tiny else shapes:
-                fused = FusedDecoder(self.base) if shape is None else ForcedCut(self.base, *shape)
+                fused = FusedDecoder(self.base) if shape is None else FusedDecoder(self.base, cuts=forced(*shape))
                 cells: dict[str, Any] = {}
                 try:
                     cells["same_bits"] = self._same_bits(fused, batch, expected)

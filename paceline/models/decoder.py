@@ -10,7 +10,7 @@ first and read from there, so a prompt chunk, one decode row and the nodes of a 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -76,6 +76,17 @@ class Decoder:
         self.cos, self.sin = cos.to(self.device), sin.to(self.device)  # [max_position, head_dim / 2]
         local = None if config.local_rope_theta is None else local_rope_tables(config)
         self._local = None if local is None else (local[0].to(self.device), local[1].to(self.device))
+
+    def fold_norms(self) -> None:
+        """Put the gains of each layer's norms into the products behind them: the same numbers up to rounding."""
+        for i, layer in enumerate(self.layers):
+            self.layers[i] = replace(
+                layer,
+                input_norm=torch.ones_like(layer.input_norm),
+                qkv=_with_gains(layer.qkv, layer.input_norm),
+                mlp_norm=torch.ones_like(layer.mlp_norm),
+                gate_up=_with_gains(layer.gate_up, layer.mlp_norm),
+            )
 
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         """Rows of the embedding, or of the head, in float32: [len(ids), hidden]"""
@@ -205,3 +216,8 @@ class Decoder:
         wide = dequantize(stored) if isinstance(stored, QuantizedTensor) else stored
         # A weight taken as it is lies where its file put it, and products over it would have that place's bits.
         return aligned(wide.to(device=self.device, dtype=self.dtype))
+
+
+def _with_gains(linear: Linear, gains: Tensor) -> Linear:
+    """The product over normed rows, for rows that were not multiplied with the norm's gains."""
+    return replace(linear, weight=(linear.weight.float() * gains.float()).to(linear.weight.dtype))

@@ -1,4 +1,4 @@
-"""The final norm and the head's product: logits in float32, or only each row's token.
+"""The head's product over normed rows (norm_rows.norm_wanted): logits in float32, or only each row's token.
 
 The second never writes the logits: a program keeps the best score of its share of the vocabulary, and a small kernel
 takes the best of those, the lowest id where scores tie. A row with a temperature gets Gumbel noise keyed by its seed
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from paceline.ops.random import Purpose
 from paceline.ops.triton.noise import gumbel, keyed_uniform, noise_key
-from paceline.ops.triton.product import NO_PDL, norm_mode, prefetch_weights, product, wait_for_previous_kernel
+from paceline.ops.triton.product import NO_NORM, NO_PDL, prefetch_weights, product, wait_for_previous_kernel
 from paceline.ops.triton.tiles import ROWS, Tile
 
 
@@ -29,14 +29,13 @@ class RowNoise:
 
 @triton.jit
 def _head_tile(
-    x, wanted, norm, weight, logits, scores, ids, temperatures, seeds, positions, outs, num_rows, vocab, eps,
-    K: tl.constexpr, PICK: tl.constexpr, NOISE: tl.constexpr, PURPOSE: tl.constexpr, NORM: tl.constexpr,
+    x, weight, logits, scores, ids, temperatures, seeds, positions, outs, num_rows, vocab,
+    K: tl.constexpr, PICK: tl.constexpr, NOISE: tl.constexpr, PURPOSE: tl.constexpr, NO_NORM: tl.constexpr,
     EXACT: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row_ok, out_ok = rows < num_rows, outs < vocab
-    x_rows = tl.load(wanted + rows, mask=row_ok, other=0)
-    made = product(x, x_rows, row_ok, norm, eps, weight, outs, out_ok, 0, K, K, ROWS, OUT, IN, NORM, EXACT)
+    made = product(x, rows, row_ok, x, 0.0, weight, outs, out_ok, 0, K, K, ROWS, OUT, IN, NO_NORM, EXACT)
     if PICK:
         if NOISE:
             temperature = tl.load(temperatures + rows, mask=row_ok, other=0.0)
@@ -60,9 +59,9 @@ def _head_tile(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _head_kernel(
-    x, wanted, norm, weight, logits, scores, ids, temperatures, seeds, positions, count, num_rows, vocab, eps,
+    x, weight, logits, scores, ids, temperatures, seeds, positions, count, num_rows, vocab,
     COUNTED: tl.constexpr, K: tl.constexpr, PICK: tl.constexpr, NOISE: tl.constexpr, PURPOSE: tl.constexpr,
-    NORM: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
+    NO_NORM: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
     outs = tl.program_id(1) * OUT + tl.arange(0, OUT)
@@ -74,8 +73,8 @@ def _head_kernel(
     wait_for_previous_kernel(PDL)
     if some:
         _head_tile(
-            x, wanted, norm, weight, logits, scores, ids, temperatures, seeds, positions, outs, num_rows, vocab, eps,
-            K, PICK, NOISE, PURPOSE, NORM, EXACT, ROWS, OUT, IN,
+            x, weight, logits, scores, ids, temperatures, seeds, positions, outs, num_rows, vocab,
+            K, PICK, NOISE, PURPOSE, NO_NORM, EXACT, ROWS, OUT, IN,
         )  # fmt: skip
 
 
@@ -91,54 +90,48 @@ def _pick_kernel(scores, ids, tokens, token_scores, num_tiles, TILES: tl.constex
     tl.store(token_scores + row, best)
 
 
-def norm_head_logits(
-    x: Tensor,  # [any, hidden]
-    wanted: Tensor,  # [rows] int32: which rows of x
-    norm: Tensor,  # [hidden]
+def head_logits(
+    x: Tensor,  # [rows, hidden]
     weight: Tensor,  # [vocab, hidden]
     logits: Tensor,  # [rows, vocab] float32: written
-    eps: float,
     tile: Tile,
     *,
-    count: Tensor | None = None,  # [1] int32: only so many of `wanted` are computed; None: all
+    count: Tensor | None = None,  # [1] int32: only so many rows are computed; None: all
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
-    num_rows, (vocab, num_in) = wanted.shape[0], weight.shape
+    num_rows, (vocab, num_in) = x.shape[0], weight.shape
     grid = (triton.cdiv(num_rows, row_tile), triton.cdiv(vocab, tile.out))
     _head_kernel[grid](
-        x, wanted, norm, weight, logits, x, x, x, x, x, wanted if count is None else count, num_rows, vocab, eps,
-        COUNTED=count is not None, K=num_in, PICK=False, NOISE=False, PURPOSE=0, NORM=norm_mode(x.dtype),
+        x, weight, logits, x, x, x, x, x, x if count is None else count, num_rows, vocab,
+        COUNTED=count is not None, K=num_in, PICK=False, NOISE=False, PURPOSE=0, NO_NORM=NO_NORM,
         EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip
 
 
-def norm_head_tokens(
-    x: Tensor,  # [any, hidden]
-    wanted: Tensor,  # [rows] int32: which rows of x
-    norm: Tensor,  # [hidden]
+def head_tokens(
+    x: Tensor,  # [rows, hidden]
     weight: Tensor,  # [vocab, hidden]
     scores: Tensor,  # [rows, head_tiles()] float32: room for the best of each share of the vocabulary
     ids: Tensor,  # [rows, head_tiles()] int32
     tokens: Tensor,  # [rows] int32: written
     token_scores: Tensor,  # [rows] float32: written; not finite where a row cannot be sampled
     noise: RowNoise | None,
-    eps: float,
     tile: Tile,
     *,
-    count: Tensor | None = None,  # [1] int32: only so many of `wanted` are computed; None: all
+    count: Tensor | None = None,  # [1] int32: only so many rows are computed; None: all
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
-    num_rows, (vocab, num_in) = wanted.shape[0], weight.shape
+    num_rows, (vocab, num_in) = x.shape[0], weight.shape
     num_tiles = head_tiles(vocab, tile)
     _head_kernel[(triton.cdiv(num_rows, row_tile), num_tiles)](
-        x, wanted, norm, weight, x, scores, ids,
+        x, weight, x, scores, ids,
         noise.temperatures if noise is not None else x, noise.seeds if noise is not None else x,
-        noise.positions if noise is not None else x, wanted if count is None else count, num_rows, vocab, eps,
+        noise.positions if noise is not None else x, x if count is None else count, num_rows, vocab,
         COUNTED=count is not None, K=num_in, PICK=True, NOISE=noise is not None, PURPOSE=int(Purpose.SAMPLE),
-        NORM=norm_mode(x.dtype), EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
+        NO_NORM=NO_NORM, EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip
     _pick_kernel[(num_rows,)](

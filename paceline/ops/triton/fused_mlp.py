@@ -7,7 +7,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.ops.triton.product import NO_PDL, NORMED, norm_mode, prefetch_weights, product, wait_for_previous_kernel
+from paceline.ops.triton.product import (
+    FOLDED,
+    NO_PDL,
+    NORMED,
+    norm_mode,
+    prefetch_weights,
+    product,
+    wait_for_previous_kernel,
+)
 from paceline.ops.triton.tiles import ROWS, Tile
 
 
@@ -37,22 +45,25 @@ def _gate_up_kernel(
 
 def norm_gate_up_silu(
     x: Tensor,  # [rows, hidden]
-    norm: Tensor,  # [hidden]
-    weight: Tensor,  # [2 * intermediate, hidden]: gate, then up
+    norm: Tensor | None,  # [hidden]; None: the weight has its gains
+    weight: Tensor,  # [2 * intermediate, hidden]: gate, then up; with the norm's gains in it where `norm` is None
     bias: Tensor | None,
     out: Tensor,  # [rows, intermediate]: written
     eps: float,
     tile: Tile,
     *,
-    scales: Tensor | None = None,  # [rows] float32: x was normed by norm_rows()
+    scales: Tensor | None = None,  # [rows] float32, of scale_rows(): then the product does not find them itself
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
     num_rows, num_in = x.shape
-    norm, mode = (norm, norm_mode(weight.dtype)) if scales is None else (scales, NORMED)
+    mode = FOLDED if norm is None else norm_mode(weight.dtype)
+    if scales is not None:
+        norm, mode = scales, NORMED
     grid = (triton.cdiv(num_rows, row_tile), triton.cdiv(weight.shape[0], tile.out))
     _gate_up_kernel[grid](
-        x, norm, weight, bias if bias is not None else x, out, num_rows, weight.shape[0] // 2, eps,
+        x, norm if norm is not None else x, weight, bias if bias is not None else x, out, num_rows,
+        weight.shape[0] // 2, eps,
         K=num_in, HAS_BIAS=bias is not None, NORM=mode, EXACT=weight.dtype == torch.float32,
         ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,

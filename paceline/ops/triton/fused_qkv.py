@@ -15,12 +15,14 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.ops.triton.product import (
+    FOLDED,
     NO_NORM,
     NO_PDL,
     NORMED,
     norm_mode,
     prefetch_weights,
     product,
+    row_sums,
     wait_for_previous_kernel,
 )
 from paceline.ops.triton.tiles import ROWS, Tile
@@ -64,7 +66,7 @@ def _qkv_kernel(
 
     if HEAD_NORM:
         gains = head_norms + (head >= Q_HEADS).to(tl.int32) * DIM + pairs
-        mean = (tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / DIM
+        mean = row_sums(first * first + second * second, ROWS, OUT // 2) / DIM
         scale = tl.rsqrt(mean + eps)[:, None]
         first_gain = tl.load(gains, mask=turning, other=0.0)[None, :]
         second_gain = tl.load(gains + half, mask=turning, other=0.0)[None, :]
@@ -95,7 +97,7 @@ def _qkv_kernel(
 
 def norm_qkv_rope(
     x: Tensor,  # [rows, hidden]
-    norm: Tensor | None,  # [hidden]; None: the rows are used as they are
+    norm: Tensor | None,  # [hidden]; None: the rows are used as they are, or scaled (`folded`)
     weight: Tensor,  # [(q + 2 kv heads) * dim, hidden]
     bias: Tensor | None,
     head_norms: Tensor | None,  # [2, dim]: of q and of k
@@ -109,12 +111,13 @@ def norm_qkv_rope(
     eps: float,
     tile: Tile,
     *,
-    scales: Tensor | None = None,  # [rows] float32: x was normed by norm_rows()
+    folded: bool = False,  # the weight has the norm's gains in it
+    scales: Tensor | None = None,  # [rows] float32, of scale_rows(): then the product does not find them itself
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
     num_rows, num_in = x.shape
-    mode = norm_mode(weight.dtype) if norm is not None else NO_NORM
+    mode = FOLDED if folded else norm_mode(weight.dtype) if norm is not None else NO_NORM
     if scales is not None:
         norm, mode = scales, NORMED
     out = (

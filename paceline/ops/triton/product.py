@@ -1,8 +1,15 @@
 """The sum that every fused kernel is built around: rows x outputs, K from front to back, in float32.
 
-A row may be normed on the way (RMSNorm): either its scale is applied to the finished sum, which reads the row once, or
-to the row itself before the product, which reads it twice and rounds as `reference.rms_norm` does. The second is for
-float16, whose range the unscaled row may leave. Or norm_rows.py has done either already: `norm` then has the scales.
+A row may be normed on the way (RMSNorm), in one of four ways:
+
+- FOLDED: the weight has the norm's gains in it (`Decoder.fold_norms`), and the finished sum is scaled. The sum of a
+  row's squares is the diagonal of rows times rows, a product with the bits and the speed of the other one.
+- NORMED: the same, and norm_rows.py has found the scales already: `norm` has them.
+- SCALE_LAST: the gains are applied to the row as it is read, the scale to the finished sum. Slower, because rows then
+  pass through registers; for weights that cannot take the gains in.
+- SCALE_FIRST: both are applied to the row before the product, which reads it twice and rounds as `reference.rms_norm`
+  does. For float16, whose range a row with gains but without a scale may leave.
+
 Rows may be wider than the weight: they are rounded to its type.
 """
 
@@ -12,7 +19,7 @@ import torch
 import triton
 import triton.language as tl
 
-NO_NORM, SCALE_LAST, SCALE_FIRST, NORMED = 0, 1, 2, 3
+NO_NORM, SCALE_LAST, SCALE_FIRST, NORMED, FOLDED = 0, 1, 2, 3, 4
 
 # Programmatic dependent launch (Hopper and later): a kernel's programs start while the previous kernel still runs and
 # wait for it before they read what it wrote; with PDL_PREFETCH they ask for their weights before they wait.
@@ -35,6 +42,13 @@ def row_sums(values, ROWS: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
+def diagonal(square, SIZE: tl.constexpr):
+    """[SIZE] of [SIZE, SIZE]. Each sum has one value that is not zero, so its order does not show."""
+    places = tl.arange(0, SIZE)
+    return tl.sum(tl.where(places[:, None] == places[None, :], square, 0.0), axis=1)
+
+
+@triton.jit
 def product(
     x, x_rows, row_ok, norm, eps, weight, outs, out_ok, begin,
     K: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
@@ -54,7 +68,7 @@ def product(
             wide = tl.load(x_at + start, mask=read, other=0.0).to(tl.float32)
             squares += wide * wide
         scale = tl.rsqrt(row_sums(squares, ROWS, IN) / K + eps)
-    squares = tl.zeros((ROWS, IN), dtype=tl.float32)
+    squares = tl.zeros((ROWS, ROWS if NORM == 4 else IN), dtype=tl.float32)
     total = tl.zeros((ROWS, OUT), dtype=tl.float32)
     for start in range(0, SPAN, IN):
         left = K - begin - start
@@ -70,9 +84,14 @@ def product(
                 x_tile = (wide * norm_tile.to(tl.float32)).to(w_tile.dtype)
             else:
                 x_tile = (x_tile.to(tl.float32) * scale[:, None]).to(w_tile.dtype) * norm_tile
-        total = tl.dot(x_tile.to(w_tile.dtype), w_tile, total, input_precision=precision)
+        x_tile = x_tile.to(w_tile.dtype)
+        if NORM == 4:
+            squares = tl.dot(x_tile, tl.trans(x_tile), squares, input_precision=precision)
+        total = tl.dot(x_tile, w_tile, total, input_precision=precision)
     if NORM == 1:
         total *= tl.rsqrt(row_sums(squares, ROWS, IN) / K + eps)[:, None]
+    if NORM == 4:
+        total *= tl.rsqrt(diagonal(squares, ROWS) / K + eps)[:, None]
     if NORM == 3:
         total *= tl.load(norm + x_rows, mask=row_ok, other=0.0)[:, None]
     return total
