@@ -29,7 +29,7 @@ from paceline.ops.triton.norm_rows import norm_wanted, scale_rows
 from paceline.ops.triton.product import NO_PDL
 from paceline.ops.triton.rms_norm import rms_norm
 from paceline.ops.triton.split_attention import AttentionRows, AttentionScratch, split_tree_attention
-from paceline.ops.triton.tiles import Cut, cut_for
+from paceline.ops.triton.tiles import ROW_STEPS, Cut, cut_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,6 @@ def model_cuts(decoder: Decoder, num_rows: int) -> Cuts:
 
 
 SCALES_FROM = 64  # rows of a program: finding the scales inside a product then takes as long as the product
-ROW_STEPS = (1, 32, 64, 128, 256)  # numbers of rows between which cuts change
 
 
 class FusedDecoder:

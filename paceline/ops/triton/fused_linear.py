@@ -1,5 +1,5 @@
 """A product added to the residual stream, in place: the output product of attention, and the MLP's down product; or
-written instead of added, and over normed rows (`linear_rows`).
+written instead of added, and over scaled rows (`linear_rows`).
 
 Where the weight has too few outputs to fill the GPU, several programs share a sum: each takes a fixed part of K, and
 the one that finishes last adds the parts in order. Who was last does not show in the bits.
@@ -13,9 +13,9 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.ops.triton.product import (
+    FOLDED,
     NO_NORM,
     NO_PDL,
-    norm_mode,
     prefetch_weights,
     product,
     wait_for_previous_kernel,
@@ -36,7 +36,7 @@ def _add_to_residual(hidden, bias, made, at, ok, outs, out_ok, HAS_BIAS: tl.cons
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _residual_kernel(
-    x, norm, weight, bias, hidden, parts, arrivals, num_rows, num_out, eps,
+    x, weight, bias, hidden, parts, arrivals, num_rows, num_out, eps,
     K: tl.constexpr, SPAN: tl.constexpr, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
     NORM: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
     PDL: tl.constexpr,
@@ -49,7 +49,7 @@ def _residual_kernel(
     begin = tl.program_id(2) * SPAN
     prefetch_weights(weight, outs, num_out, begin, K, SPAN, OUT, PDL)
     wait_for_previous_kernel(PDL)
-    made = product(x, rows, row_ok, norm, eps, weight, outs, out_ok, begin, K, SPAN, ROWS, OUT, IN, NORM, EXACT)
+    made = product(x, rows, row_ok, x, eps, weight, outs, out_ok, begin, K, SPAN, ROWS, OUT, IN, NORM, EXACT)
     if SPLITS == 1:
         _add_to_residual(hidden, bias, made, at, ok, outs, out_ok, HAS_BIAS, ADD)
     else:
@@ -84,12 +84,11 @@ def linear_residual(
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
-    _launch(x, None, weight, bias, hidden, parts, arrivals, 0.0, tile, add=True, pdl=pdl, row_tile=row_tile)
+    _launch(x, NO_NORM, weight, bias, hidden, parts, arrivals, 0.0, tile, add=True, pdl=pdl, row_tile=row_tile)
 
 
 def linear_rows(
     x: Tensor,  # [rows, in]
-    norm: Tensor | None,  # [in]: of the rows; then the tile must not be split
     weight: Tensor,  # [out, in]
     bias: Tensor | None,
     out: Tensor,  # [rows, out]: written
@@ -98,16 +97,18 @@ def linear_rows(
     eps: float,
     tile: Tile,
     *,
+    folded: bool = False,  # rows are scaled, and the weight has the norm's gains in it; then the tile must not be split
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
-    assert norm is None or tile.splits == 1, "a part of a row does not know the row's norm"
-    _launch(x, norm, weight, bias, out, parts, arrivals, eps, tile, add=False, pdl=pdl, row_tile=row_tile)
+    assert not folded or tile.splits == 1, "a part of a row does not know the row's scale"
+    mode = FOLDED if folded else NO_NORM
+    _launch(x, mode, weight, bias, out, parts, arrivals, eps, tile, add=False, pdl=pdl, row_tile=row_tile)
 
 
 def _launch(
     x: Tensor,
-    norm: Tensor | None,
+    mode: int,
     weight: Tensor,
     bias: Tensor | None,
     hidden: Tensor,
@@ -125,10 +126,9 @@ def _launch(
     span = num_in if tile.splits == 1 else triton.cdiv(triton.cdiv(num_in, SPAN_UNIT), tile.splits) * SPAN_UNIT
     grid = (triton.cdiv(num_rows, row_tile), triton.cdiv(num_out, tile.out), tile.splits)
     _residual_kernel[grid](
-        x, norm if norm is not None else x, weight, bias if bias is not None else x, hidden, parts, arrivals, num_rows,
-        num_out, eps,
+        x, weight, bias if bias is not None else x, hidden, parts, arrivals, num_rows, num_out, eps,
         K=num_in, SPAN=span, SPLITS=tile.splits, HAS_BIAS=bias is not None, ADD=add,
-        NORM=norm_mode(weight.dtype) if norm is not None else NO_NORM, EXACT=weight.dtype == torch.float32,
+        NORM=mode, EXACT=weight.dtype == torch.float32,
         ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

@@ -94,6 +94,9 @@ MEASURED_LARGER: dict[tuple[int, int], dict[int, Cut]] = {
 }
 
 
+ROW_STEPS = (1, 32, 64, 128, 256)  # rows of a pass between which cuts change
+
+
 def cut_for(num_out: int, num_in: int, dtype: torch.dtype, num_rows: int) -> Cut:
     """How a product of `num_rows` rows is cut. The bits of a row are the same for all of them."""
     few = tile_for(num_out, num_in, dtype)
@@ -111,12 +114,3 @@ def cut_for(num_out: int, num_in: int, dtype: torch.dtype, num_rows: int) -> Cut
 
 def _with_splits(cut: Cut, few: Tile) -> Cut:
     return replace(cut, tile=replace(cut.tile, splits=few.splits))
-
-
-def row_tile_for(num_rows: int) -> int:
-    """Rows of a program of a product that applies a norm's gains: in a pass of many rows more."""
-    return WIDE_ROWS if num_rows >= WIDE_FROM else ROWS
-
-
-WIDE_ROWS = 64
-WIDE_FROM = 192  # rows of a pass: where programs of WIDE_ROWS take less time (measured at 128 and 512 rows)
