@@ -1,6 +1,6 @@
 """The fused decode kernels on a GPU: do they compute the right thing, the same bits at any batch size, and how fast.
 
-    python benchmarks/gpu_kernels.py [--models 135m,1.5b] [--only parity,bits,graph,kinds,draft,tune] [--pdl off,on]
+    python benchmarks/gpu_kernels.py [--models 135m,1.5b] [--only parity,bits,graph,kinds,price] [--pdl off,on]
     python benchmarks/gpu_kernels.py --tiny --device cpu      # rehearsal in Triton's interpreter, without a GPU
 
 Random weights of SmolLM2-135M's and Qwen2.5-1.5B's shape, context 320. Sections (each goes on when another fails):
@@ -10,6 +10,8 @@ Random weights of SmolLM2-135M's and Qwen2.5-1.5B's shape, context 320. Sections
 - graph: one pass with the choice of tokens, captured in a CUDA graph, per (requests x rows of each)
 - kinds: microseconds a kernel: each kind alone in a graph over all layers; "-kind" is a layer without that kind,
   so that `layer` less `-kind` is what the kind takes among the others
+- price: what batch invariance costs: all products of a pass in our kernels beside cuBLAS, which may choose anew
+  for every number of rows
 - draft: a whole EAGLE-3 draft by batch and by kernel, and what the host spends on one
 - wide: one pass of many rows by rows of a program, outputs and warps: time, and whether the bits stay (ask for it)
 - tune: tiles per weight shape, and the steps of attention (long: ask for it)
@@ -50,7 +52,7 @@ CONTEXT = 320
 BUCKETS = [(1, 1), (1, 8), (1, 16), (1, 32), (8, 1), (8, 4), (32, 1), (32, 4), (128, 1), (128, 4)]
 ROW_COUNTS = [1, 2, 4, 8, 16, 64, 128, 512]
 PDL_LEVELS = {"off": NO_PDL, "on": PDL, "prefetch": PDL_PREFETCH}
-SECTIONS = ["parity", "bits", "graph", "kinds", "draft", "wide", "tune"]
+SECTIONS = ["parity", "bits", "graph", "kinds", "price", "draft", "wide", "tune"]
 
 
 def forced(rows: int, out: int | None = None, warps: int = 2) -> Callable[[Decoder, int], Cuts]:
@@ -237,6 +239,40 @@ class Bench:
                     print("  " + f"{'us per kernel':20}" + "".join(f"{kind:>11}" for kind in cells))
                 figures = "".join(f"{value:11.2f}" for value in cells.values())
                 print(f"  {'{}x{} pdl {}'.format(*bucket, pdl):20}{figures}", flush=True)
+        return result
+
+    # price
+
+    def price(self) -> dict[str, Any]:
+        """The products alone: attention, RoPE and tokens are the same kernels on both sides, so they are left out."""
+        result: dict[str, Any] = {}
+        fused, layers, head = FusedDecoder(self.base), self.base.layers, self.base.head.weight
+        print(f"  {'ms, all products':20}{'ours':>10}{'cuBLAS':>10}{'price':>10}")
+        for num_rows in [1, 2] if self.tiny else [1, 8, 16, 32, 64, 128, 256, 512]:
+            batch = self.batch(num_rows, 1) if self.tiny else self.batch(-(-num_rows // 4), min(4, num_rows))
+            rows = attention_rows(batch)
+            buffers = fused.allocate(batch.num_rows, rows.max_splits())
+
+            def ours() -> None:
+                for i in range(len(layers)):
+                    fused.launch_qkv(i, rows, self.room.kv[i], buffers)  # noqa: B023
+                    fused.launch_output(i, buffers)  # noqa: B023
+                    fused.launch_gate_up(i, buffers)  # noqa: B023
+                    fused.launch_down(i, buffers)  # noqa: B023
+                fused.write_tokens(batch.logits_rows, None, buffers)  # noqa: B023
+
+            def cublas() -> None:
+                hidden, mixed = buffers.hidden, buffers.mixed.flatten(1)  # noqa: B023
+                for layer in layers:
+                    torch.mm(hidden, layer.qkv.weight.T)
+                    torch.mm(mixed, layer.output.weight.T)
+                    torch.mm(hidden, layer.gate_up.weight.T)
+                    torch.mm(buffers.activation, layer.down.weight.T)  # noqa: B023
+                torch.mm(hidden, head.T).argmax(-1)
+
+            own, other = self.clock.time_ms(ours), self.clock.time_ms(cublas)
+            result[str(batch.num_rows)] = {"ours_ms": own, "cublas_ms": other}
+            print(f"  {batch.num_rows:>7} rows         {own:10.3f}{other:10.3f}{own / other:9.2f}x", flush=True)
         return result
 
     # draft

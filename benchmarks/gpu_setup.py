@@ -73,8 +73,8 @@ def make_llm(model: LoadedModel, method: str, args: Any, *, max_num_seqs: int, m
     method, *sizes = method.split("/")
     speculative: dict[str, Any] = {"method": method}
     speculative |= dict(zip(("node_budget", "num_speculative_tokens"), map(int, sizes), strict=False))
-    if args.tiny and method == "eagle3":
-        speculative["model"] = "untrained"
+    if method == "eagle3" and (drafter := "untrained" if args.tiny else args.drafter):
+        speculative["model"] = drafter
     return LLM(
         model,
         speculative,

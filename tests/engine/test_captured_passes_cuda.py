@@ -1,6 +1,8 @@
 """The engine on captured passes of the fused kernels, on a GPU: one answer, alone, in a batch, and with drafts."""
 
+import itertools
 import random
+import time
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
+STRESS_SECONDS = 300
 OPTIONS = [PLAIN, WARM, {"temperature": 20.0}, *NEED_LOGITS]
 
 
@@ -102,3 +105,13 @@ def test_rounds_change_no_output(seed: int) -> None:
         assert core.clock.num_ahead > 5, "meant to run in rounds"
         accepted = core.speculator.stats()["eagle3"]["num_accepted_tokens"]
         assert accepted > 5, "meant to accept drafts"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_five_minutes_of_random_arrivals_cancellations_stops_and_small_pools_change_no_output() -> None:
+    seeds, end = itertools.count(1000), time.monotonic() + STRESS_SECONDS
+    while time.monotonic() < end:
+        seed = next(seeds)
+        test_random_arrivals_cancellations_stops_and_small_pools_change_no_output(seed)
+        test_rounds_change_no_output(seed)

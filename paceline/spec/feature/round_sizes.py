@@ -39,13 +39,14 @@ LARGEST = OPTIONS[-1].budget
 WINDOW = 128  # rounds of one request that the level is the mean of, roughly
 PRIOR = 4  # as many rounds the level's beginning is worth
 TIME_SHARE = 1 / 32  # of the newest time, in the time of a size
-LEAST_ROUNDS = 32  # of a size, before another one is considered
-CLEARLY = 1.08  # faster by so much, for a change: that takes a turn of the host
+LEAST_ROUNDS = 16  # of a size, before another one is considered
+CLEARLY = 1.08  # faster by so much, for a change to another size: that takes a turn of the host
+PLAINLY = 1.01  # and so much for one to plain decoding, which nothing may be slower than
 SPREAD = 0.12  # of what a request gets from a round, from text to text: a standard deviation, over the mean
 # Host time of a round, which takes longer than the device where many requests share it: a beginning, like the times
 # that are measured on the device.
 HOST_S, HOST_S_EACH = 0.3e-3, 0.06e-3
-# Plain steps after which drafts that did not pay are tried again: a trial takes about 32 rounds. Twice as many after
+# Plain steps after which drafts that did not pay are tried again: a trial takes about 16 rounds. Twice as many after
 # each trial that failed.
 PATIENCE, MOST_PATIENCE = 2048, 32768
 
@@ -120,9 +121,8 @@ class RoundSizes:
     def _best(self, bucket: int, known: int | None) -> int:
         speeds = self._speeds(bucket)
         best = max(speeds, key=speeds.__getitem__)
-        if known is not None and speeds[best] < CLEARLY * speeds[known]:
-            return known
-        return best
+        enough = PLAINLY if best == 0 else CLEARLY
+        return best if known is None or speeds[best] >= enough * speeds[known] else known
 
     def _learn_time(self, num_requests: int, place: int, seconds: float | None) -> None:
         bucket = self._bucket(num_requests)
