@@ -44,7 +44,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.fused_decoder import FusedDecoder, Tiles, attention_rows, model_tiles, wide_tiles
 from paceline.ops.triton.fused_head import RowNoise
 from paceline.ops.triton.product import NO_PDL, PDL, PDL_PREFETCH
-from paceline.ops.triton.tiles import ROWS
+from paceline.ops.triton.tiles import ROWS, Tile
 
 CONTEXT = 320
 BUCKETS = [(1, 1), (1, 8), (1, 16), (1, 32), (8, 1), (8, 4), (32, 1), (32, 4), (128, 1), (128, 4)]
@@ -58,7 +58,7 @@ class ForcedCut(FusedDecoder):
 
     def __init__(self, base: Decoder, row_tile: int, out: int, warps: int) -> None:
         super().__init__(base, row_tile=row_tile)
-        narrow = self.tiles if row_tile == ROWS else wide_tiles(base, self.tiles, 1)
+        narrow = self.tiles[0] if row_tile == ROWS else wide_tiles(base, self.tiles[0], 1)
         self.forced = Tiles(
             *(
                 replace(tile, out=out, warps=warps)
@@ -67,8 +67,11 @@ class ForcedCut(FusedDecoder):
         )
         self._rows = row_tile
 
-    def cut(self, num_rows: int) -> tuple[int, Tiles]:
+    def cut(self, num_rows: int, layer: int) -> tuple[int, Tiles]:
         return self._rows, self.forced
+
+    def head_cut(self, num_rows: int) -> tuple[int, Tile]:
+        return self._rows, self.forced.head
 
 
 class Bench:

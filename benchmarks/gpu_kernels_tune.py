@@ -15,6 +15,7 @@ from torch import Tensor
 from paceline.core.forward import ForwardBatch
 from paceline.models.decoder import Decoder
 from paceline.models.fused_decoder import FusedDecoder, attention_rows
+from paceline.ops.packed import PARTS, PackedWeight, Weight
 from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_tokens
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
@@ -72,6 +73,8 @@ class Product:
     has_bias: bool
     device: str
     dtype: torch.dtype
+    kind_of_values: str = "plain"  # or a packed weight's: ops/packed.py
+    group: int = 0  # inputs under one scale
 
 
 def products_of(base: Decoder) -> list[Product]:
@@ -93,6 +96,8 @@ def products_of(base: Decoder) -> list[Product]:
             has_bias=linear.bias is not None,
             device=str(base.device),
             dtype=base.dtype,
+            kind_of_values=linear.weight.kind if isinstance(linear.weight, PackedWeight) else "plain",
+            group=linear.weight.group if isinstance(linear.weight, PackedWeight) else 0,
         )
         for kind, linear in linears.items()
     ]
@@ -108,7 +113,17 @@ def launcher(product: Product, num_rows: int, copies: int) -> Callable[[Tile], L
     def ints(count: int) -> Tensor:
         return torch.arange(count, dtype=torch.int32, device=device)
 
-    weights = [random(product.num_out, product.num_in) * 0.02 for _ in range(copies)]
+    weights: list[Weight] = []  # of the tile that came last, where tiles have weights of their own
+
+    def prepare(tile: Tile) -> list[Weight]:
+        if product.kind_of_values == "plain":
+            if not weights:
+                weights.extend(random(product.num_out, product.num_in) * 0.02 for _ in range(copies))
+        elif not weights or isinstance(weights[0], Tensor) or weights[0].into != tile.into:
+            weights.clear()
+            weights.extend(random_packed(product, tile.into) for _ in range(copies))
+        return list(weights)
+
     bias = random(product.num_out) if product.has_bias else None
     x, norm, rows = random(num_rows, product.num_in), random(product.num_in), ints(num_rows)
     heads = product.heads
@@ -117,8 +132,9 @@ def launcher(product: Product, num_rows: int, copies: int) -> Callable[[Tile], L
     def qkv(tile: Tile) -> Launch:
         cos = torch.ones(64 + num_rows, dim // 2, device=device)
         query, kv = random(num_rows, heads.num_q, dim), random(2, num_rows, heads.num_kv, dim)
+        own = prepare(tile)
         return lambda: (
-            [norm_qkv_rope(x, norm, w, bias, None, cos, cos, rows, rows, query, kv, heads, 1e-6, tile) for w in weights]
+            [norm_qkv_rope(x, norm, w, bias, None, cos, cos, rows, rows, query, kv, heads, 1e-6, tile) for w in own]
             and None
         )
 
@@ -127,21 +143,37 @@ def launcher(product: Product, num_rows: int, copies: int) -> Callable[[Tile], L
         num_parts, num_arrivals = split_sizes(num_rows, product.num_out, tile)
         parts = torch.empty(num_parts, device=device)
         arrivals = torch.zeros(num_arrivals, dtype=torch.int32, device=device)
-        return lambda: [linear_residual(x, w, bias, hidden, parts, arrivals, tile) for w in weights] and None
+        own = prepare(tile)
+        return lambda: [linear_residual(x, w, bias, hidden, parts, arrivals, tile) for w in own] and None
 
     def gate_up(tile: Tile) -> Launch:
         out = random(num_rows, product.num_out // 2)
-        return lambda: [norm_gate_up_silu(x, norm, w, bias, out, 1e-6, tile) for w in weights] and None
+        own = prepare(tile)
+        return lambda: [norm_gate_up_silu(x, norm, w, bias, out, 1e-6, tile) for w in own] and None
 
     def head(tile: Tile) -> Launch:
         shares = head_tiles(product.num_out, tile)
         scores, ids = torch.empty(num_rows, shares, device=device), ints(num_rows * shares).view(num_rows, shares)
         best, tokens = torch.empty(num_rows, device=device), ints(num_rows)
+        own = prepare(tile)
         return lambda: (
-            [norm_head_tokens(x, rows, norm, w, scores, ids, tokens, best, None, 1e-6, tile) for w in weights] and None
+            [norm_head_tokens(x, rows, norm, w, scores, ids, tokens, best, None, 1e-6, tile) for w in own] and None
         )
 
     return {"qkv": qkv, "output": residual, "gate_up": gate_up, "down": residual, "head": head}[product.kind]
+
+
+def random_packed(product: Product, into: int) -> PackedWeight:
+    parts = PARTS[product.kind_of_values]
+    width = -(-product.num_in // (into * parts)) * into
+    words = torch.randint(-(1 << 15), 1 << 15, (product.num_out, width), dtype=torch.int16, device=product.device)
+    if product.kind_of_values == "fp8":
+        words &= 0x3F3F  # no NaN
+    pairs = torch.tensor([1.0, 8.0], dtype=torch.float16, device=product.device).view(torch.int32)
+    scales = pairs.repeat(1 + max(1, product.num_in // product.group), product.num_out)
+    scales[0] = torch.tensor([0.01], device=product.device).view(torch.int32)
+    shape = (product.num_out, product.num_in)
+    return PackedWeight(words, scales, product.kind_of_values, product.group, into, shape, product.dtype)
 
 
 def candidates(product: Product, quick: bool) -> list[Tile]:

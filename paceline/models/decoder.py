@@ -21,15 +21,17 @@ from paceline.core.weights import QuantizedTensor, Weights
 from paceline.errors import InvalidOptionError
 from paceline.models.dequantize import dequantize
 from paceline.models.layout import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
+from paceline.models.quantized.grouped import packed_weight
 from paceline.models.rope import local_rope_tables, rope_tables
 from paceline.ops import reference
 from paceline.ops.alignment import aligned
 from paceline.ops.kernels import kernels_for
+from paceline.ops.packed import PackedWeight, Weight
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    weight: Tensor  # [out, in]
+    weight: Weight  # [out, in]; packed for the fused kernels on CUDA only
     bias: Tensor | None  # [out]
 
 
@@ -60,17 +62,19 @@ class Decoder:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         batch_invariant: bool = False,
+        packs: bool = False,
     ) -> None:
+        """`packs`: quantized matrices become those of the fused kernels (ops/packed.py); else they are widened."""
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
         self.batch_invariant = batch_invariant
         self._kernels = kernels_for(self.device, batch_invariant)
-        self._weights = weights
+        self._weights, self._packs = weights, packs
         self.embedding = self._tensor(EMBEDDING)  # [vocab, hidden]
         self.layers = [self._layer(i) for i in range(config.num_layers)]
         self.final_norm = self._tensor(FINAL_NORM)  # [hidden]
-        self.head = Linear(self.embedding if config.tie_word_embeddings else self._tensor(HEAD), None)
+        self.head = Linear(self._head(), None)
         del self._weights  # converted copies are all we need
         cos, sin = rope_tables(config)
         self.cos, self.sin = cos.to(self.device), sin.to(self.device)  # [max_position, head_dim / 2]
@@ -80,7 +84,8 @@ class Decoder:
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         """Rows of the embedding, or of the head, in float32: [len(ids), hidden]"""
         matrix = self.head.weight if head else self.embedding
-        return matrix[ids.to(self.device).long()].float()
+        wanted = ids.to(self.device).long()
+        return matrix.rows(wanted) if isinstance(matrix, PackedWeight) else matrix[wanted].float()
 
     @torch.no_grad()
     def forward(
@@ -160,7 +165,10 @@ class Decoder:
         return x if weight is None else self._norm(x, weight)
 
     def _linear(self, x: Tensor, linear: Linear) -> Tensor:
-        return self._kernels.linear(x, linear.weight, linear.bias)
+        weight = linear.weight
+        if isinstance(weight, PackedWeight):
+            weight = weight.widened().to(self.dtype)  # slow: the fused kernels read it as it is
+        return self._kernels.linear(x, weight, linear.bias)
 
     def active_layers(self, layers: Sequence[int] | None, hidden_layers: Sequence[int]) -> frozenset[int]:
         num_layers = self.config.num_layers
@@ -194,9 +202,22 @@ class Decoder:
             mlp_output_norm=self._tensor(prefix + "post_feedforward_layernorm.weight") if config.output_norms else None,
         )
 
+    def _head(self) -> Weight:
+        """A packed one beside its embedding, where both are one matrix: rows are looked up in the embedding."""
+        is_tied = self.config.tie_word_embeddings
+        packed = self._packed(EMBEDDING if is_tied else HEAD)
+        if packed is not None:
+            return packed
+        return self.embedding if is_tied else self._tensor(HEAD)
+
+    def _packed(self, *names: str) -> PackedWeight | None:
+        return packed_weight([self._weights[n] for n in names], self.dtype, self.device) if self._packs else None
+
     def _fused(self, prefix: str, *names: str) -> Linear:
         """The named linears, stacked: one product instead of several."""
-        weight = torch.cat([self._tensor(f"{prefix}{name}.weight") for name in names])
+        weight: Weight | None = self._packed(*(f"{prefix}{name}.weight" for name in names))
+        if weight is None:
+            weight = torch.cat([self._tensor(f"{prefix}{name}.weight") for name in names])
         has_bias = f"{prefix}{names[0]}.bias" in self._weights
         return Linear(weight, torch.cat([self._tensor(f"{prefix}{n}.bias") for n in names]) if has_bias else None)
 

@@ -20,6 +20,7 @@ from torch import Tensor
 from paceline.core.forward import ForwardBatch, ForwardOutput
 from paceline.models.decoder import Decoder, Linear
 from paceline.models.static_inputs import aligned, read_tokens
+from paceline.ops.packed import PackedWeight, Weight
 from paceline.ops.triton.embed import DrawnBefore, embed_rows
 from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_logits, norm_head_tokens
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
@@ -29,7 +30,7 @@ from paceline.ops.triton.norm_rows import norm_rows
 from paceline.ops.triton.product import NO_PDL
 from paceline.ops.triton.rms_norm import rms_norm
 from paceline.ops.triton.split_attention import AttentionRows, AttentionScratch, split_tree_attention
-from paceline.ops.triton.tiles import ROWS, Tile, after_norm, row_tile_for, tile_for, widened
+from paceline.ops.triton.tiles import ROWS, Tile, after_norm, row_tile_for, tile_of, widened
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,14 @@ class Tiles:
     head: Tile
 
 
-def model_tiles(decoder: Decoder) -> Tiles:
-    return Tiles(*(tile_for(weight.shape[0], weight.shape[1], weight.dtype) for weight in _weights(decoder)))
+def model_tiles(decoder: Decoder, layer: int = 0) -> Tiles:
+    """Of a layer, and of the head: the layers of a quantized file may have different formats."""
+    return Tiles(*(tile_of(weight) for weight in _weights(decoder, layer)))
 
 
-def wide_tiles(decoder: Decoder, tiles: Tiles, num_rows: int) -> Tiles:
+def wide_tiles(decoder: Decoder, tiles: Tiles, num_rows: int, layer: int = 0) -> Tiles:
     """For programs of many rows in a pass of `num_rows`; the same bits."""
-    qkv, output, gate_up, down, head = (weight.shape[0] for weight in _weights(decoder))
+    qkv, output, gate_up, down, head = _weights(decoder, layer)
     return Tiles(
         qkv=widened(tiles.qkv, qkv, num_rows, normed=True),
         output=widened(tiles.output, output, num_rows, normed=False),
@@ -75,9 +77,9 @@ def wide_tiles(decoder: Decoder, tiles: Tiles, num_rows: int) -> Tiles:
     )
 
 
-def _weights(decoder: Decoder) -> list[Tensor]:
-    layer = decoder.layers[0]
-    return [linear.weight for linear in (layer.qkv, layer.output, layer.gate_up, layer.down, decoder.head)]
+def _weights(decoder: Decoder, layer: int) -> list[Weight]:
+    own = decoder.layers[layer]
+    return [linear.weight for linear in (own.qkv, own.output, own.gate_up, own.down, decoder.head)]
 
 
 class FusedDecoder:
@@ -95,21 +97,30 @@ class FusedDecoder:
         self.base, self.config, self.dtype, self.device = base, config, base.dtype, base.device
         self.pdl, self.row_tile = pdl, row_tile
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
-        self.tiles = tiles or model_tiles(base)
-        self._cuts: dict[int, tuple[int, Tiles]] = {}
+        self.tiles = [tiles or model_tiles(base, i) for i in range(config.num_layers)]
+        self._cuts: dict[tuple[int, int], tuple[int, Tiles]] = {}
         self._scratch: AttentionScratch | None = None
         self._head_norms = [
             torch.stack([layer.q_norm, layer.k_norm]) if layer.q_norm is not None and layer.k_norm is not None else None
             for layer in base.layers
         ]
 
-    def cut(self, num_rows: int) -> tuple[int, Tiles]:
-        """How a pass of so many rows is cut into programs: rows of one, and tiles. The bits are the same for all."""
-        if num_rows not in self._cuts:
-            row_tile = row_tile_for(num_rows) if self.row_tile is None else self.row_tile
-            tiles = self.tiles if row_tile == ROWS else wide_tiles(self.base, self.tiles, num_rows)
-            self._cuts[num_rows] = (row_tile, tiles)
-        return self._cuts[num_rows]
+    def cut(self, num_rows: int, layer: int) -> tuple[int, Tiles]:
+        """How a layer of a pass of so many rows is cut into programs: rows of one, and tiles. The bits are the same for
+        all."""
+        if (num_rows, layer) not in self._cuts:
+            packed = any(isinstance(weight, PackedWeight) for weight in _weights(self.base, layer)[:-1])
+            row_tile = row_tile_for(num_rows, packed=packed) if self.row_tile is None else self.row_tile
+            tiles = self.tiles[layer]
+            tiles = tiles if row_tile == ROWS else wide_tiles(self.base, tiles, num_rows, layer)
+            self._cuts[num_rows, layer] = (row_tile, tiles)
+        return self._cuts[num_rows, layer]
+
+    def head_cut(self, num_rows: int) -> tuple[int, Tile]:
+        weight, tile = self.base.head.weight, self.tiles[0].head
+        packed = isinstance(weight, PackedWeight)
+        row_tile = row_tile_for(num_rows, packed=packed) if self.row_tile is None else self.row_tile
+        return row_tile, tile if row_tile == ROWS else widened(tile, weight, num_rows, normed=True)
 
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         return self.base.vocabulary_rows(ids, head=head)
@@ -119,10 +130,12 @@ class FusedDecoder:
 
         `picked`: where its tokens go; None: to room of its own."""
         config, device, dtype = self.config, self.device, self.dtype
-        heads, tiles = self.heads, self.tiles  # wide tiles need no more room
-        splits = [split_sizes(num_rows, config.hidden_size, tile) for tile in (tiles.output, tiles.down)]
-        shares = head_tiles(config.vocab_size, tiles.head)
-        num_normed = 0 if self.cut(num_rows)[0] == ROWS else num_rows
+        heads = self.heads
+        added = [tile for tiles in self.tiles for tile in (tiles.output, tiles.down)]  # wide tiles need no more room
+        splits = [split_sizes(num_rows, config.hidden_size, tile) for tile in added]
+        shares = head_tiles(config.vocab_size, self.tiles[0].head)
+        is_wide = any(self.cut(num_rows, i)[0] != ROWS for i in range(config.num_layers))
+        num_normed = num_rows if is_wide else 0
         if picked is None:
             picked = torch.empty(2, aligned(num_rows), dtype=torch.int32, device=device)
 
@@ -193,8 +206,8 @@ class FusedDecoder:
 
     def launch_qkv(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
         base, layer = self.base, self.base.layers[i]
-        row_tile, tiles = self.cut(buffers.hidden.shape[0])
-        x, scales, tile = self._normed(layer.input_norm, self.tiles.qkv, tiles.qkv, row_tile, buffers)
+        row_tile, tiles = self.cut(buffers.hidden.shape[0], i)
+        x, scales, tile = self._normed(layer.input_norm, layer.qkv, self.tiles[i].qkv, tiles.qkv, row_tile, buffers)
         norm_qkv_rope(
             x, layer.input_norm, layer.qkv.weight, layer.qkv.bias, self._head_norms[i], base.cos, base.sin,
             rows.positions, rows.slots, buffers.query, kv_layer, self.heads, self.config.rms_norm_eps, tile,
@@ -202,7 +215,7 @@ class FusedDecoder:
         )  # fmt: skip
 
     def _normed(
-        self, norm: Tensor, own_tile: Tile, tile: Tile, row_tile: int, buffers: PassBuffers
+        self, norm: Tensor, linear: Linear, own_tile: Tile, tile: Tile, row_tile: int, buffers: PassBuffers
     ) -> tuple[Tensor, Tensor | None, Tile]:
         """What a product with a norm reads, the rows' scales if they were normed before it, and its tile."""
         if row_tile == ROWS:
@@ -210,7 +223,7 @@ class FusedDecoder:
         norm_rows(
             buffers.hidden, norm, buffers.gained, buffers.scales, self.config.rms_norm_eps, own_tile, pdl=self.pdl
         )  # fmt: skip
-        return buffers.gained, buffers.scales, after_norm(tile)
+        return buffers.gained, buffers.scales, after_norm(tile, linear.weight)
 
     def launch_attention(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
         window, scale = self.config.window(i), self.config.head_dim**-0.5
@@ -219,20 +232,22 @@ class FusedDecoder:
         )
 
     def launch_output(self, i: int, buffers: PassBuffers) -> None:
-        row_tile, tiles = self.cut(buffers.hidden.shape[0])
+        row_tile, tiles = self.cut(buffers.hidden.shape[0], i)
         self._add(buffers.mixed.flatten(1), self.base.layers[i].output, tiles.output, row_tile, buffers)
 
     def launch_gate_up(self, i: int, buffers: PassBuffers) -> None:
         layer = self.base.layers[i]
-        row_tile, tiles = self.cut(buffers.hidden.shape[0])
-        x, scales, tile = self._normed(layer.mlp_norm, self.tiles.gate_up, tiles.gate_up, row_tile, buffers)
+        row_tile, tiles = self.cut(buffers.hidden.shape[0], i)
+        x, scales, tile = self._normed(
+            layer.mlp_norm, layer.gate_up, self.tiles[i].gate_up, tiles.gate_up, row_tile, buffers
+        )
         norm_gate_up_silu(
             x, layer.mlp_norm, layer.gate_up.weight, layer.gate_up.bias, buffers.activation,
             self.config.rms_norm_eps, tile, scales=scales, pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
 
     def launch_down(self, i: int, buffers: PassBuffers) -> None:
-        row_tile, tiles = self.cut(buffers.hidden.shape[0])
+        row_tile, tiles = self.cut(buffers.hidden.shape[0], i)
         self._add(buffers.activation, self.base.layers[i].down, tiles.down, row_tile, buffers)
 
     def _add(self, x: Tensor, linear: Linear, tile: Tile, row_tile: int, buffers: PassBuffers) -> None:
@@ -251,10 +266,10 @@ class FusedDecoder:
         self, wanted: Tensor, logits: Tensor, buffers: PassBuffers, *, count: Tensor | None = None
     ) -> None:
         """Logits [len(wanted), vocab] float32 of these rows, or of the first `count` ([1] int32), after `run`."""
-        row_tile, tiles = self.cut(wanted.shape[0])
+        row_tile, tile = self.head_cut(wanted.shape[0])
         norm_head_logits(
             buffers.hidden, wanted, self.base.final_norm, self.base.head.weight, logits, self.config.rms_norm_eps,
-            tiles.head, count=count, pdl=self.pdl, row_tile=row_tile,
+            tile, count=count, pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
 
     def write_tokens(
@@ -262,10 +277,10 @@ class FusedDecoder:
     ) -> None:
         """`buffers.tokens[: len(wanted)]`: the token of each of these rows, or of the first `count`, after `run`,
         without logits in memory."""
-        row_tile, tiles = self.cut(wanted.shape[0])
+        row_tile, tile = self.head_cut(wanted.shape[0])
         norm_head_tokens(
             buffers.hidden, wanted, self.base.final_norm, self.base.head.weight, buffers.scores, buffers.score_ids,
-            buffers.tokens, buffers.token_scores, noise, self.config.rms_norm_eps, tiles.head,
+            buffers.tokens, buffers.token_scores, noise, self.config.rms_norm_eps, tile,
             count=count, pdl=self.pdl, row_tile=row_tile,
         )  # fmt: skip
 

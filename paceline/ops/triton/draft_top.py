@@ -72,9 +72,11 @@ def _head_kernel(
     row_ok = rows < num_rows
     outs = tl.program_id(1) * OUT + tl.arange(0, OUT)
     out_ok = outs < vocab
-    prefetch_weights(weight, outs, vocab, 0, K, K, OUT, PDL)
+    prefetch_weights(weight, outs, vocab, 0, K, K, OUT, IN, 0, PDL)
     wait_for_previous_kernel(PDL)
-    scores = product(x, rows, row_ok, norm, eps, weight, outs, out_ok, 0, K, K, ROWS, OUT, IN, NORM, EXACT)
+    scores = product(
+        x, rows, row_ok, norm, eps, weight, weight, outs, out_ok, 0, 0, K, K, ROWS, OUT, IN, NORM, EXACT, 0, 0
+    )
     own = rows // rows_each * record
     scale = tl.load(scales + own, mask=row_ok, other=0.0)
     if tl.max(scale, axis=0) > 0.0:

@@ -14,9 +14,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.ops.packed import Weight
 from paceline.ops.random import Purpose
 from paceline.ops.triton.noise import gumbel, keyed_uniform, noise_key
-from paceline.ops.triton.product import NO_PDL, norm_mode, prefetch_weights, product, wait_for_previous_kernel
+from paceline.ops.triton.product import (
+    NO_PDL,
+    norm_mode,
+    prefetch_weights,
+    product,
+    wait_for_previous_kernel,
+    weight_arguments,
+)
 from paceline.ops.triton.tiles import ROWS, Tile
 
 
@@ -29,14 +37,18 @@ class RowNoise:
 
 @triton.jit
 def _head_tile(
-    x, wanted, norm, weight, logits, scores, ids, temperatures, seeds, positions, outs, num_rows, vocab, eps,
+    x, wanted, norm, weight, scales, logits, scores, ids, temperatures, seeds, positions, outs, num_rows, vocab, eps,
     K: tl.constexpr, PICK: tl.constexpr, NOISE: tl.constexpr, PURPOSE: tl.constexpr, NORM: tl.constexpr,
-    EXACT: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
+    EXACT: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row_ok, out_ok = rows < num_rows, outs < vocab
     x_rows = tl.load(wanted + rows, mask=row_ok, other=0)
-    made = product(x, x_rows, row_ok, norm, eps, weight, outs, out_ok, 0, K, K, ROWS, OUT, IN, NORM, EXACT)
+    made = product(
+        x, x_rows, row_ok, norm, eps, weight, scales, outs, out_ok, vocab, 0, K, K, ROWS, OUT, IN, NORM, EXACT,
+        FORMAT, GROUP,
+    )  # fmt: skip
     if PICK:
         if NOISE:
             temperature = tl.load(temperatures + rows, mask=row_ok, other=0.0)
@@ -60,22 +72,22 @@ def _head_tile(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _head_kernel(
-    x, wanted, norm, weight, logits, scores, ids, temperatures, seeds, positions, count, num_rows, vocab, eps,
+    x, wanted, norm, weight, scales, logits, scores, ids, temperatures, seeds, positions, count, num_rows, vocab, eps,
     COUNTED: tl.constexpr, K: tl.constexpr, PICK: tl.constexpr, NOISE: tl.constexpr, PURPOSE: tl.constexpr,
     NORM: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
-    PDL: tl.constexpr,
+    FORMAT: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     outs = tl.program_id(1) * OUT + tl.arange(0, OUT)
     if COUNTED:
         num_rows = tl.minimum(num_rows, tl.load(count))  # sent before the pass: no kernel of it writes the number
     some = tl.program_id(0) * ROWS < num_rows
     if some:
-        prefetch_weights(weight, outs, vocab, 0, K, K, OUT, PDL)
+        prefetch_weights(weight, outs, vocab, 0, K, K, OUT, IN, FORMAT, PDL)
     wait_for_previous_kernel(PDL)
     if some:
         _head_tile(
-            x, wanted, norm, weight, logits, scores, ids, temperatures, seeds, positions, outs, num_rows, vocab, eps,
-            K, PICK, NOISE, PURPOSE, NORM, EXACT, ROWS, OUT, IN,
+            x, wanted, norm, weight, scales, logits, scores, ids, temperatures, seeds, positions, outs, num_rows,
+            vocab, eps, K, PICK, NOISE, PURPOSE, NORM, EXACT, ROWS, OUT, IN, FORMAT, GROUP,
         )  # fmt: skip
 
 
@@ -95,7 +107,7 @@ def norm_head_logits(
     x: Tensor,  # [any, hidden]
     wanted: Tensor,  # [rows] int32: which rows of x
     norm: Tensor,  # [hidden]
-    weight: Tensor,  # [vocab, hidden]
+    weight: Weight,  # [vocab, hidden]
     logits: Tensor,  # [rows, vocab] float32: written
     eps: float,
     tile: Tile,
@@ -104,12 +116,13 @@ def norm_head_logits(
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
-    num_rows, (vocab, num_in) = wanted.shape[0], weight.shape
+    num_rows, (vocab, num_in), given = wanted.shape[0], weight.shape, weight_arguments(weight)
     grid = (triton.cdiv(num_rows, row_tile), triton.cdiv(vocab, tile.out))
     _head_kernel[grid](
-        x, wanted, norm, weight, logits, x, x, x, x, x, wanted if count is None else count, num_rows, vocab, eps,
+        x, wanted, norm, given.stored, given.scales, logits, x, x, x, x, x, wanted if count is None else count, num_rows, vocab, eps,
         COUNTED=count is not None, K=num_in, PICK=False, NOISE=False, PURPOSE=0, NORM=norm_mode(x.dtype),
-        EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
+        EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into,
+        FORMAT=given.format, GROUP=given.group, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip
 
@@ -118,7 +131,7 @@ def norm_head_tokens(
     x: Tensor,  # [any, hidden]
     wanted: Tensor,  # [rows] int32: which rows of x
     norm: Tensor,  # [hidden]
-    weight: Tensor,  # [vocab, hidden]
+    weight: Weight,  # [vocab, hidden]
     scores: Tensor,  # [rows, head_tiles()] float32: room for the best of each share of the vocabulary
     ids: Tensor,  # [rows, head_tiles()] int32
     tokens: Tensor,  # [rows] int32: written
@@ -131,14 +144,15 @@ def norm_head_tokens(
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
-    num_rows, (vocab, num_in) = wanted.shape[0], weight.shape
+    num_rows, (vocab, num_in), given = wanted.shape[0], weight.shape, weight_arguments(weight)
     num_tiles = head_tiles(vocab, tile)
     _head_kernel[(triton.cdiv(num_rows, row_tile), num_tiles)](
-        x, wanted, norm, weight, x, scores, ids,
+        x, wanted, norm, given.stored, given.scales, x, scores, ids,
         noise.temperatures if noise is not None else x, noise.seeds if noise is not None else x,
         noise.positions if noise is not None else x, wanted if count is None else count, num_rows, vocab, eps,
         COUNTED=count is not None, K=num_in, PICK=True, NOISE=noise is not None, PURPOSE=int(Purpose.SAMPLE),
-        NORM=norm_mode(x.dtype), EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
+        NORM=norm_mode(x.dtype), EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into,
+        FORMAT=given.format, GROUP=given.group, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip
     _pick_kernel[(num_rows,)](

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.ops.packed import Weight
 from paceline.ops.triton.product import (
     NO_NORM,
     NO_PDL,
@@ -19,6 +20,7 @@ from paceline.ops.triton.product import (
     prefetch_weights,
     product,
     wait_for_previous_kernel,
+    weight_arguments,
 )
 from paceline.ops.triton.tiles import ROWS, Tile
 
@@ -36,10 +38,10 @@ def _add_to_residual(hidden, bias, made, at, ok, outs, out_ok, HAS_BIAS: tl.cons
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _residual_kernel(
-    x, norm, weight, bias, hidden, parts, arrivals, num_rows, num_out, eps,
+    x, norm, weight, scales, bias, hidden, parts, arrivals, num_rows, num_out, eps,
     K: tl.constexpr, SPAN: tl.constexpr, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
     NORM: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
-    PDL: tl.constexpr,
+    FORMAT: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     outs = tl.program_id(1) * OUT + tl.arange(0, OUT)
@@ -47,9 +49,12 @@ def _residual_kernel(
     ok = row_ok[:, None] & out_ok[None, :]
     at = rows.to(tl.int64)[:, None] * num_out + outs[None, :]
     begin = tl.program_id(2) * SPAN
-    prefetch_weights(weight, outs, num_out, begin, K, SPAN, OUT, PDL)
+    prefetch_weights(weight, outs, num_out, begin, K, SPAN, OUT, IN, FORMAT, PDL)
     wait_for_previous_kernel(PDL)
-    made = product(x, rows, row_ok, norm, eps, weight, outs, out_ok, begin, K, SPAN, ROWS, OUT, IN, NORM, EXACT)
+    made = product(
+        x, rows, row_ok, norm, eps, weight, scales, outs, out_ok, num_out, begin, K, SPAN, ROWS, OUT, IN, NORM, EXACT,
+        FORMAT, GROUP,
+    )  # fmt: skip
     if SPLITS == 1:
         _add_to_residual(hidden, bias, made, at, ok, outs, out_ok, HAS_BIAS, ADD)
     else:
@@ -74,7 +79,7 @@ def split_sizes(num_rows: int, num_out: int, tile: Tile) -> tuple[int, int]:
 
 def linear_residual(
     x: Tensor,  # [rows, in]
-    weight: Tensor,  # [out, in]
+    weight: Weight,  # [out, in]
     bias: Tensor | None,
     hidden: Tensor,  # [rows, out]: the product is added to it
     parts: Tensor,  # see split_sizes()
@@ -90,7 +95,7 @@ def linear_residual(
 def linear_rows(
     x: Tensor,  # [rows, in]
     norm: Tensor | None,  # [in]: of the rows; then the tile must not be split
-    weight: Tensor,  # [out, in]
+    weight: Weight,  # [out, in]
     bias: Tensor | None,
     out: Tensor,  # [rows, out]: written
     parts: Tensor,  # see split_sizes()
@@ -108,7 +113,7 @@ def linear_rows(
 def _launch(
     x: Tensor,
     norm: Tensor | None,
-    weight: Tensor,
+    weight: Weight,
     bias: Tensor | None,
     hidden: Tensor,
     parts: Tensor,
@@ -124,11 +129,12 @@ def _launch(
     num_out = weight.shape[0]
     span = num_in if tile.splits == 1 else triton.cdiv(triton.cdiv(num_in, SPAN_UNIT), tile.splits) * SPAN_UNIT
     grid = (triton.cdiv(num_rows, row_tile), triton.cdiv(num_out, tile.out), tile.splits)
+    given = weight_arguments(weight)
     _residual_kernel[grid](
-        x, norm if norm is not None else x, weight, bias if bias is not None else x, hidden, parts, arrivals, num_rows,
-        num_out, eps,
+        x, norm if norm is not None else x, given.stored, given.scales, bias if bias is not None else x, hidden, parts,
+        arrivals, num_rows, num_out, eps,
         K=num_in, SPAN=span, SPLITS=tile.splits, HAS_BIAS=bias is not None, ADD=add,
         NORM=norm_mode(weight.dtype) if norm is not None else NO_NORM, EXACT=weight.dtype == torch.float32,
-        ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
+        ROWS=row_tile, OUT=tile.out, IN=tile.into, FORMAT=given.format, GROUP=given.group, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

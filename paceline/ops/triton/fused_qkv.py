@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.ops.packed import Weight
 from paceline.ops.triton.product import (
     NO_NORM,
     NO_PDL,
@@ -22,6 +23,7 @@ from paceline.ops.triton.product import (
     prefetch_weights,
     product,
     wait_for_previous_kernel,
+    weight_arguments,
 )
 from paceline.ops.triton.tiles import ROWS, Tile
 
@@ -35,10 +37,11 @@ class Heads:
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _qkv_kernel(
-    x, norm, weight, bias, head_norms, cos, sin, positions, slots, query, kv, num_rows, num_slots, eps,
+    x, norm, weight, scales, bias, head_norms, cos, sin, positions, slots, query, kv, num_rows, num_slots, eps,
     K: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     HAS_BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, NORM: tl.constexpr, EXACT: tl.constexpr,
-    ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row_ok = rows < num_rows
@@ -49,10 +52,14 @@ def _qkv_kernel(
     column_pairs = tile * (OUT // 2) + columns // 2
     outs = head * DIM + column_pairs + (columns % 2) * half  # first half, second half, first half, ...
     out_ok = column_pairs < half
-    prefetch_weights(weight, outs, (Q_HEADS + 2 * KV_HEADS) * DIM, 0, K, K, OUT, PDL)
+    num_out: tl.constexpr = (Q_HEADS + 2 * KV_HEADS) * DIM
+    prefetch_weights(weight, outs, num_out, 0, K, K, OUT, IN, FORMAT, PDL)
     wait_for_previous_kernel(PDL)
     dtype = query.dtype.element_ty
-    made = product(x, rows, row_ok, norm, eps, weight, outs, out_ok, 0, K, K, ROWS, OUT, IN, NORM, EXACT)
+    made = product(
+        x, rows, row_ok, norm, eps, weight, scales, outs, out_ok, num_out, 0, K, K, ROWS, OUT, IN, NORM, EXACT,
+        FORMAT, GROUP,
+    )  # fmt: skip
     if HAS_BIAS:
         made += tl.load(bias + outs, mask=out_ok, other=0.0).to(tl.float32)[None, :]
     made = made.to(dtype).to(tl.float32)
@@ -96,7 +103,7 @@ def _qkv_kernel(
 def norm_qkv_rope(
     x: Tensor,  # [rows, hidden]
     norm: Tensor | None,  # [hidden]; None: the rows are used as they are
-    weight: Tensor,  # [(q + 2 kv heads) * dim, hidden]
+    weight: Weight,  # [(q + 2 kv heads) * dim, hidden]
     bias: Tensor | None,
     head_norms: Tensor | None,  # [2, dim]: of q and of k
     cos: Tensor,  # [positions, dim / 2] float32
@@ -124,12 +131,14 @@ def norm_qkv_rope(
     )
     tiles = triton.cdiv(heads.dim, out)
     grid = (triton.cdiv(num_rows, row_tile), (heads.num_q + 2 * heads.num_kv) * tiles)
+    given = weight_arguments(weight)
     _qkv_kernel[grid](
-        x, norm if norm is not None else x, weight, bias if bias is not None else x,
+        x, norm if norm is not None else x, given.stored, given.scales, bias if bias is not None else x,
         head_norms if head_norms is not None else x, cos, sin, positions, slots,
         query, kv_layer, num_rows, kv_layer.shape[1], eps,
         K=num_in, Q_HEADS=heads.num_q, KV_HEADS=heads.num_kv, DIM=heads.dim,
         HAS_BIAS=bias is not None, HEAD_NORM=head_norms is not None, NORM=mode,
-        EXACT=weight.dtype == torch.float32, ROWS=row_tile, OUT=out, IN=tile.into, PDL=pdl,
+        EXACT=weight.dtype == torch.float32, ROWS=row_tile, OUT=out, IN=tile.into,
+        FORMAT=given.format, GROUP=given.group, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

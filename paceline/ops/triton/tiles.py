@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from paceline.ops.packed import PARTS, PackedWeight, Weight
+
 ROWS = 16  # rows of a tile: the least that a tensor core product takes, and all that decoding needs
 
 
@@ -51,30 +53,63 @@ def tile_for(num_out: int, num_in: int, dtype: torch.dtype) -> Tile:
     return replace(tile, splits=2) if num_in >= 4096 and num_out < MANY_OUTPUTS else tile
 
 
+# (kind, outputs, inputs) of a packed weight -> its tile; the step must suit the groups, else `packed_tile` shortens it
+PACKED: dict[tuple[str, int, int], Tile] = {}
+
+PACKED_INTO = 64  # inputs of a part of a step: 128 bytes of an output
+PACKED_WASTE = 1.05  # a row is padded to whole steps: how many more bytes that may take
+
+
+def packed_tile(kind: str, num_out: int, num_in: int, group: int) -> Tile:
+    """The tile of a weight of 4 or 8 bits, which is packed for its steps. A function of these alone."""
+    outs = 32 if num_out < MANY_OUTPUTS else 64  # widening takes more warps than reading: four for each stretch of 64
+    tile = PACKED.get((kind, num_out, num_in)) or Tile(out=outs, into=PACKED_INTO, warps=outs // 16, stages=4)
+    if (kind, num_out, num_in) not in PACKED and num_in >= 4096 and num_out < MANY_OUTPUTS:
+        tile = replace(tile, splits=4)
+    into = tile.into
+    while into > 16 and (
+        _padded(num_in, into * PARTS[kind]) > PACKED_WASTE * num_in or (group < num_in and group % into)
+    ):
+        into //= 2
+    return replace(tile, into=into)
+
+
+def _padded(num_in: int, step: int) -> int:
+    return -(-num_in // step) * step
+
+
+def tile_of(weight: Weight) -> Tile:
+    if isinstance(weight, PackedWeight):
+        return replace(packed_tile(weight.kind, *weight.shape, weight.group), into=weight.into)
+    return tile_for(weight.shape[0], weight.shape[1], weight.dtype)
+
+
 WIDE_ROWS = 64  # rows of a program in passes of many rows, which are bound by arithmetic rather than by weights
 WIDE_FROM = 192  # rows of a pass: where programs of WIDE_ROWS take less time (measured at 128 and 512 rows)
+PACKED_WIDE_FROM = 48  # the same where weights are packed: every program widens them again
 WIDE_OUTS = (64, 32)  # outputs of a wide program, the first that gives enough programs
 WIDE_INTO = 64  # inputs of a step where the step does not show: twice as many take all registers of two warps
 ENOUGH_PROGRAMS = 132  # one for each multiprocessor of a large GPU
 
 
-def row_tile_for(num_rows: int) -> int:
+def row_tile_for(num_rows: int, *, packed: bool = False) -> int:
     """Rows of a program in a pass of so many. It does not show in the bits (see `widened`)."""
-    return WIDE_ROWS if num_rows >= WIDE_FROM else ROWS
+    return WIDE_ROWS if num_rows >= (PACKED_WIDE_FROM if packed else WIDE_FROM) else ROWS
 
 
-def widened(tile: Tile, num_out: int, num_rows: int, *, normed: bool) -> Tile:
+def widened(tile: Tile, weight: Weight, num_rows: int, *, normed: bool) -> Tile:
     """A tile for programs of more than ROWS rows, with the same order of the sum, that fits into shared memory.
 
     A tensor core product adds 16 inputs at a time from front to back, so neither the length of a step nor the outputs
-    beside one show in its bits. In a normed product the step does: the squares are summed column by column of a step.
+    beside one show in its bits. In a normed product the step does: the squares are summed column by column of a step. A
+    packed weight has been packed for one step.
     Two warps keep the compiler from taking Hopper's other product instruction, which adds in another order."""
-    row_tiles = -(-num_rows // WIDE_ROWS)
+    row_tiles, num_out = -(-num_rows // WIDE_ROWS), weight.shape[0]
     wide = [out for out in WIDE_OUTS if out > tile.out and row_tiles * -(-num_out // out) >= ENOUGH_PROGRAMS]
-    into = tile.into if normed else min(tile.into, WIDE_INTO)
+    into = tile.into if normed or isinstance(weight, PackedWeight) else min(tile.into, WIDE_INTO)
     return replace(tile, out=wide[0] if wide else tile.out, into=into, warps=2, stages=min(tile.stages, 3))
 
 
-def after_norm(tile: Tile) -> Tile:
+def after_norm(tile: Tile, weight: Weight) -> Tile:
     """The tile of a product whose rows were normed before (norm_rows.py): the step shows no more."""
-    return replace(tile, into=min(tile.into, WIDE_INTO))
+    return tile if isinstance(weight, PackedWeight) else replace(tile, into=min(tile.into, WIDE_INTO))
