@@ -1,6 +1,6 @@
 """Captured passes over weights of 16, 8 and 4 bits on a GPU: times beside the limit, errors, and bits over rows.
 
-    python benchmarks/gpu_quantization.py [--models 1.5b,135m] [--formats bf16,fp8,...] [--sections bits,times,kinds,tune]
+    python benchmarks/gpu_quantization.py [--models 1.5b,135m] [--formats bf16,fp8,...] [--sections bits,times,...]
     python benchmarks/gpu_quantization.py --tiny --device cpu      # rehearsal in Triton's interpreter, without a GPU
 
 Random weights of a model's shape, context 320. Sections:

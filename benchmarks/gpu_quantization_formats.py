@@ -1,7 +1,7 @@
 """Random models of a real shape in the formats that the fused kernels read, for benchmarks/gpu_quantization.py.
 
-Weights are rounded to the nearest value. What a format leaves plain is what checkpoints of it leave plain: embedding and
-head, except in `q4_k_m`, which stands for a GGUF file: the head, v and half of the down matrices have 8 bits (Q6_K).
+Weights are rounded to the nearest value. What a format leaves plain is what checkpoints of it leave plain: embedding
+and head, except in `q4_k_m`, which stands for a GGUF file: head, v and half of the down matrices have 8 bits (Q6_K).
 """
 
 from collections.abc import Callable

@@ -34,6 +34,12 @@ class Linear:
     weight: Weight  # [out, in]; packed for the fused kernels on CUDA only
     bias: Tensor | None  # [out]
 
+    @property
+    def plain(self) -> Tensor:
+        """Of a model that was not packed."""
+        assert isinstance(self.weight, Tensor)
+        return self.weight
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:

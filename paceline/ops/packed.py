@@ -3,13 +3,13 @@
     weight[o, i] = row_scales[o] * rounded((values[o, i] - zeros[o, group(i)]) * scales[o, group(i)])
 
 Values are 4-bit or 8-bit integers, or FP8 numbers (e4m3, with zeros of 0). They lie in 16-bit words: a step of the
-kernel's loop reads `into` words of an output, which hold 4 x `into` values of 4 bits, or 2 x `into` of 8 bits. The first
-part of a step, its first `into` inputs, is the lowest bits of these words, and so on, so that each part is one product
-over neighbouring inputs.
+kernel's loop reads `into` words of an output, which hold 4 x `into` values of 4 bits, or 2 x `into` of 8 bits. The
+first part of a step, its first `into` inputs, is the lowest bits of these words, and so on, so that each part is one
+product over neighbouring inputs.
 
-A group's scale and zero are float16, one int32 together. Scales are kept relative to a power of two for each output, so
-that float16's range suffices; where an output has one scale only, it is `row_scales` itself, in float32. `rounded` is to
-the type of the activations: the kernels multiply in that type, as with a plain weight.
+A group's scale and zero are float16, one int32 together. Scales are kept relative to a power of two for each output,
+so that float16's range suffices; where an output has one scale only, it is `row_scales` itself, in float32. `rounded`
+is to the type of the activations: the kernels multiply in that type, as with a plain weight.
 """
 
 import math
@@ -41,7 +41,7 @@ class GroupedValues:
     def dequantized(self) -> Tensor:
         """[out, in] float32"""
         values = self.values.view(torch.float8_e4m3fn) if self.kind == "fp8" else self.values
-        groups = values.float().unflatten(1, (self.scales.shape[1], -1))
+        groups = values.float().view(*self.scales.shape, -1)
         return ((groups - self.zeros[..., None]) * self.scales[..., None]).flatten(1)
 
     def with_group(self, group: int) -> "GroupedValues":
@@ -55,14 +55,14 @@ class GroupedValues:
         count = self.scales.shape[1]
         for fewer in range(1, count):
             if count % fewer == 0:
-                pairs = torch.stack([self.scales, self.zeros]).unflatten(2, (fewer, -1))
+                pairs = torch.stack([self.scales, self.zeros]).view(2, len(self.values), fewer, -1)
                 if bool((pairs == pairs[..., :1]).all()):
                     return GroupedValues(self.kind, self.values, pairs[0, ..., 0], pairs[1, ..., 0])
         return self
 
 
 def joined(parts: Sequence[GroupedValues]) -> GroupedValues | None:
-    """The outputs of all, one after the other, 4-bit ones as 8 bits beside 8-bit ones; None where no format has both."""
+    """The outputs of all, one after the other, 4 bits as 8 where there are both; None where no format has all."""
     kinds = {part.kind for part in parts}
     if "fp8" in kinds and len(kinds) > 1:
         return None
@@ -93,7 +93,7 @@ class PackedWeight:
         shifts = torch.arange(parts, device=words.device, dtype=torch.int32).view(1, 1, -1, 1) * bits
         values = ((words >> shifts) & ((1 << bits) - 1)).flatten(1)[:, :num_in]
         pairs = self.scales[1:, which].t().contiguous().view(torch.float16).float()  # [rows, 2 * groups]
-        pairs = pairs.unflatten(1, (-1, 2)).repeat_interleave(self.group, dim=1)
+        pairs = pairs.view(len(which), -1, 2).repeat_interleave(self.group, dim=1)
         made = _widened(values, pairs[..., 0], pairs[..., 1], self.kind).to(self.dtype).float()
         return made * self.scales[0, which].view(torch.float32)[:, None]
 
@@ -149,7 +149,7 @@ def _scale_pairs(grouped: GroupedValues) -> tuple[Tensor, Tensor]:
 
 
 def with_minima(kind: str, values: Tensor, scales: Tensor, minima: Tensor) -> GroupedValues:
-    """Of values * scales - minima, as GGUF has them. Where a scale is nothing beside its minimum, the minimum remains."""
+    """Of values * scales - minima, as GGUF has them. Where a scale is nothing beside its minimum, that remains."""
     flat = minima.abs() > scales.abs() * (LARGEST_HALF / 2)
     group = values.shape[1] // scales.shape[1]
     values = torch.where(flat.repeat_interleave(group, dim=1), 0, values)

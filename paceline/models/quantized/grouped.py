@@ -1,7 +1,7 @@
 """Quantized blocks as values under scales and zeros (ops/packed.py), for the kernels on CUDA: the numbers of the file.
 
-GGUF's blocks, ours of the native kernels, and rows of any group size: "G4", "G8" and "GF8" are all scales and zeros of a
-row, in turn, in float32, then its values, one byte each (4 bits, 8 bits, FP8).
+GGUF's blocks, ours of the native kernels, and rows of any group size: "G4", "G8" and "GF8" are all scales and zeros of
+a row, in turn, in float32, then its values, one byte each (4 bits, 8 bits, FP8).
 """
 
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ def packed_weight(
     whole = whole.coarsest()
     if whole.group % LEAST_GROUP:
         return None
-    tile = packed_tile(whole.kind, *whole.values.shape, whole.group)
-    return pack(whole, tile.into, dtype)
+    num_out, num_in = whole.values.shape
+    return pack(whole, packed_tile(whole.kind, num_out, num_in, whole.group).into, dtype)
 
 
 def rows_of(grouped: GroupedValues) -> QuantizedTensor:
@@ -80,7 +80,7 @@ BLOCK_BYTES = {
 
 
 def _grouped_rows(data: Tensor, kind: str, num_in: int) -> GroupedValues:
-    pairs = data[:, :-num_in].contiguous().view(torch.float32).unflatten(1, (-1, 2))
+    pairs = data[:, :-num_in].contiguous().view(torch.float32).view(len(data), -1, 2)
     return GroupedValues(
         GROUPED_KINDS[kind], data[:, -num_in:].contiguous(), pairs[..., 0].contiguous(), pairs[..., 1].contiguous()
     )
@@ -123,18 +123,20 @@ def _superblocks(blocks: Tensor, kind: str) -> GroupedValues:
     minimum_steps = torch.cat([middle & 63, (high >> 4) | (middle >> 6) << 4], dim=-1)
     scales = (_halves(blocks, 0)[..., None] * scale_steps.float()).flatten(1)
     minima = (_halves(blocks, 2)[..., None] * minimum_steps.float()).flatten(1)
-    values = _nibbles(blocks[..., -128:].unflatten(-1, (4, 32)))  # [out, blocks, 4, 64]
+    num_out, count = blocks.shape[:2]
+    values = _nibbles(blocks[..., -128:].reshape(num_out, count, 4, 32))  # [out, blocks, 4, 64]
     if kind == "Q5_K":
         shifts = torch.arange(8, device=blocks.device, dtype=torch.uint8)[:, None]
-        values = values | (((blocks[..., None, 16:48] >> shifts) & 1) << 4).unflatten(-2, (4, 2)).flatten(-2)
+        values = values | (((blocks[..., None, 16:48] >> shifts) & 1) << 4).reshape(num_out, count, 4, 64)
     return with_minima("int4" if kind == "Q4_K" else "int8", values.flatten(1), scales, minima)
 
 
 def _q6_k(blocks: Tensor) -> GroupedValues:
     """256 values: sixteen groups of 16, each with an 8-bit factor of a common scale."""
-    low = _nibbles(blocks[..., :128].unflatten(-1, (2, 64)))  # [out, blocks, halves, 128]
+    num_out, count = blocks.shape[:2]
+    low = _nibbles(blocks[..., :128].reshape(num_out, count, 2, 64))  # [out, blocks, halves, 128]
     shifts = torch.arange(0, 8, 2, device=blocks.device, dtype=torch.uint8)[:, None]
-    high = ((blocks[..., 128:192].unflatten(-1, (2, 1, 32)) >> shifts) & 3).flatten(-2)
+    high = ((blocks[..., 128:192].reshape(num_out, count, 2, 1, 32) >> shifts) & 3).flatten(-2)
     factors = blocks[..., 192:208].contiguous().view(torch.int8).float()
     scales = (_halves(blocks, 208)[..., None] * factors).flatten(1)
     return GroupedValues("int8", (low | high << 4).flatten(1), scales, torch.full_like(scales, 32.0))

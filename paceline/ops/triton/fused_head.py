@@ -119,7 +119,8 @@ def norm_head_logits(
     num_rows, (vocab, num_in), given = wanted.shape[0], weight.shape, weight_arguments(weight)
     grid = (triton.cdiv(num_rows, row_tile), triton.cdiv(vocab, tile.out))
     _head_kernel[grid](
-        x, wanted, norm, given.stored, given.scales, logits, x, x, x, x, x, wanted if count is None else count, num_rows, vocab, eps,
+        x, wanted, norm, given.stored, given.scales, logits, x, x, x, x, x, wanted if count is None else count,
+        num_rows, vocab, eps,
         COUNTED=count is not None, K=num_in, PICK=False, NOISE=False, PURPOSE=0, NORM=norm_mode(x.dtype),
         EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into,
         FORMAT=given.format, GROUP=given.group, PDL=pdl,

@@ -5,8 +5,8 @@ to the row itself before the product, which reads it twice and rounds as `refere
 float16, whose range the unscaled row may leave. Or norm_rows.py has done either already: `norm` then has the scales.
 Rows may be wider than the weight: they are rounded to its type.
 
-A packed weight (ops/packed.py) is widened to the rows' type in registers, step by step: what is multiplied, and in which
-order, is what a plain weight of these values would give. A step then has several parts, one for each value of a word.
+A packed weight (ops/packed.py) is widened to the rows' type in registers, step by step: what is multiplied, and in
+which order, is what a plain weight of these values would give. A step has several parts, one for each value of a word.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"

@@ -57,15 +57,16 @@ def tile_for(num_out: int, num_in: int, dtype: torch.dtype) -> Tile:
 PACKED: dict[tuple[str, int, int], Tile] = {}
 
 PACKED_INTO = 64  # inputs of a part of a step: 128 bytes of an output
-PACKED_WASTE = 1.05  # a row is padded to whole steps: how many more bytes that may take
+PACKED_WASTE = 1.15  # a row is padded to whole steps: how many more bytes that may take
 
 
 def packed_tile(kind: str, num_out: int, num_in: int, group: int) -> Tile:
     """The tile of a weight of 4 or 8 bits, which is packed for its steps. A function of these alone."""
-    outs = 32 if num_out < MANY_OUTPUTS else 64  # widening takes more warps than reading: four for each stretch of 64
-    tile = PACKED.get((kind, num_out, num_in)) or Tile(out=outs, into=PACKED_INTO, warps=outs // 16, stages=4)
-    if (kind, num_out, num_in) not in PACKED and num_in >= 4096 and num_out < MANY_OUTPUTS:
-        tile = replace(tile, splits=4)
+    tile = PACKED.get((kind, num_out, num_in))
+    if tile is None:
+        outs = 64 if num_out >= MANY_OUTPUTS else 32 if num_out >= MANY_OUTPUTS // 2 else 16
+        splits = 4 if num_in >= 4096 and num_out < MANY_OUTPUTS else 1
+        tile = Tile(outs, PACKED_INTO, max(2, outs // 16), 4, splits)  # widening takes more warps than reading
     into = tile.into
     while into > 16 and (
         _padded(num_in, into * PARTS[kind]) > PACKED_WASTE * num_in or (group < num_in and group % into)

@@ -1,10 +1,10 @@
 """Values of 4 and 8 bits out of 16-bit words (ops/packed.py), in registers, for the product that follows.
 
 The bits of an integer become the upper end of a float's mantissa: that is 16 + q for 4 bits and 256 + q for 8, and one
-fused multiply-add makes (q - zero) * scale of it. The bits of an FP8 number become those of a float that is 2^120 times
-too small. On a GPU two neighbouring words, which share a register, are taken apart by instructions that the compiler does
-not find: it would first widen each word, which costs as much as all that follows. Triton's interpreter takes the same
-steps word by word, and both have one result, to the bit.
+fused multiply-add makes (q - zero) * scale of it. The bits of an FP8 number become those of a float that is 2^120
+times too small. On a GPU two neighbouring words, which share a register, are taken apart by instructions that the
+compiler does not find: it would first widen each word, at the price of all that follows. Triton's interpreter takes the
+same steps word by word.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
@@ -63,8 +63,8 @@ def _float8(words, PART: tl.constexpr):
 
 @triton.jit
 def widened(words, pair, PART: tl.constexpr, FORMAT: tl.constexpr, ONE_GROUP: tl.constexpr, dtype: tl.constexpr):
-    """[IN, OUT]: the values of one part of the words, times their scale. `pair`: [OUT] int32, scale and zero in float16;
-    with ONE_GROUP the scale is 1."""
+    """[IN, OUT]: the values of one part of the words, times their scale. `pair`: [OUT] int32, scale and zero in
+    float16; with ONE_GROUP the scale is 1."""
     if FORMAT == 3:
         if INTERPRETED or dtype != tl.bfloat16:
             made = _float8(words, PART)

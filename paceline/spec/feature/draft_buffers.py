@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.models.drafters.joined import DraftWeights
+from paceline.ops.packed import Weight
 from paceline.ops.triton.draft_attention import PathScratch
 from paceline.ops.triton.draft_beam import Front, NextRows, Nodes, empty_nodes
 from paceline.ops.triton.draft_top import num_stretches
@@ -92,7 +93,7 @@ def allocate_buffers(weights: DraftWeights, room: DraftRoom, width: int) -> Draf
     )
 
 
-def cut(weight: Tensor, num_rows: int) -> tuple[int, Tile]:
+def cut(weight: Weight, num_rows: int) -> tuple[int, Tile]:
     """Rows of a program, and its tile. The bits of drafts may differ from size to size, unlike the target's."""
     row_tile = row_tile_for(num_rows)
     tile = tile_for(weight.shape[0], weight.shape[1], weight.dtype)
