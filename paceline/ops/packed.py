@@ -92,7 +92,7 @@ class PackedWeight:
         words = self.words[which].to(torch.int32).view(len(which), -1, 1, self.into)
         shifts = torch.arange(parts, device=words.device, dtype=torch.int32).view(1, 1, -1, 1) * bits
         values = ((words >> shifts) & ((1 << bits) - 1)).flatten(1)[:, :num_in]
-        pairs = self.scales[1:, which].t().contiguous().view(torch.float16).float()  # [rows, 2 * groups]
+        pairs = self.scales[1:, which].t().flatten().view(torch.float16).float()
         pairs = pairs.view(len(which), -1, 2).repeat_interleave(self.group, dim=1)
         made = _widened(values, pairs[..., 0], pairs[..., 1], self.kind).to(self.dtype).float()
         return made * self.scales[0, which].view(torch.float32)[:, None]
