@@ -40,7 +40,6 @@ from paceline.core.weights import QuantizedTensor
 from paceline.models.decoder import Decoder
 from paceline.models.dequantize import dequantize
 from paceline.models.fused_decoder import FusedDecoder, attention_rows
-from paceline.ops.packed import PackedWeight, Weight
 from paceline.ops.triton.fused_head import RowNoise
 
 CONTEXT, ROW_COUNTS = 320, (1, 8, 32, 128)
@@ -133,12 +132,8 @@ class Bench:
     def limit_ms(self, form: str) -> float:
         """At one row."""
         decoder, config = self.decoder(form), self.config
-        linears = [
-            linear for layer in decoder.layers for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)
-        ]
-        weights = sum(num_bytes(linear.weight) for linear in (*linears, decoder.head))
         keys = 2 * config.num_layers * self.context * config.kv_size * self.dtype.itemsize
-        return (weights + keys) / self.args.bandwidth * 1e3
+        return (decoder.weight_bytes + keys) / self.args.bandwidth * 1e3
 
     def print_times(self, results: dict[str, dict[str, float]]) -> None:
         print(
@@ -163,10 +158,6 @@ class Bench:
             figures = "".join(f" {kind} {value:.1f}" for kind, value in cells.items())
             print(f"  {form:10} us at {count:3} rows:{figures}", flush=True)
         return result
-
-
-def num_bytes(weight: Weight) -> int:
-    return weight.num_bytes if isinstance(weight, PackedWeight) else weight.numel() * weight.element_size()
 
 
 def run(bench: Bench, args: argparse.Namespace) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from paceline.models.rope import local_rope_tables, rope_tables
 from paceline.ops import reference
 from paceline.ops.alignment import aligned
 from paceline.ops.kernels import kernels_for
-from paceline.ops.packed import PackedWeight, Weight
+from paceline.ops.packed import PackedWeight, Weight, num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +86,12 @@ class Decoder:
         self.cos, self.sin = cos.to(self.device), sin.to(self.device)  # [max_position, head_dim / 2]
         local = None if config.local_rope_theta is None else local_rope_tables(config)
         self._local = None if local is None else (local[0].to(self.device), local[1].to(self.device))
+
+    @property
+    def weight_bytes(self) -> int:
+        """What a pass reads, but for the rows of its tokens."""
+        linears = [x for layer in self.layers for x in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        return sum(num_bytes(linear.weight) for linear in (*linears, self.head))
 
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         """Rows of the embedding, or of the head, in float32: [len(ids), hidden]"""

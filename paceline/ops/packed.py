@@ -82,10 +82,6 @@ class PackedWeight:
     shape: tuple[int, int]  # [out, in]
     dtype: torch.dtype  # that it is multiplied in
 
-    @property
-    def num_bytes(self) -> int:
-        return 2 * self.words.numel() + 4 * self.scales.numel()
-
     def rows(self, which: Tensor) -> Tensor:
         """[len(which), in] float32: these outputs, as the kernels multiply them."""
         num_in, parts, bits = self.shape[1], PARTS[self.kind], BITS[self.kind]
@@ -102,6 +98,12 @@ class PackedWeight:
 
 
 Weight = Tensor | PackedWeight
+
+
+def num_bytes(weight: Weight) -> int:
+    if isinstance(weight, PackedWeight):
+        return weight.words.nbytes + weight.scales.nbytes
+    return weight.nbytes
 
 
 def plain(weight: Weight) -> Tensor:
