@@ -53,7 +53,14 @@ class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         begin = time.perf_counter()
-        self.model = load(args.model, args.device, args.dtype, tiny=args.tiny, batch_invariant=args.batch_invariant)
+        self.model = load(
+            args.model,
+            args.device,
+            args.dtype,
+            tiny=args.tiny,
+            batch_invariant=args.batch_invariant,
+            quantization=None if args.quantization == "none" else args.quantization,
+        )
         print(f"{self.model.execution}; loaded in {time.perf_counter() - begin:.1f} s", flush=True)
         longest = min(MAX_PROMPT, 40 if args.tiny else MAX_PROMPT)
         self.prompts = prompt_ids(self.model, Path(args.prompts), longest)
@@ -234,6 +241,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", default="none", help="none: widened to the dtype; auto: as in the file")
     parser.add_argument("--batches", default="1,8,32,128")
     parser.add_argument("--methods", default="none,ngram,eagle3,auto")
     parser.add_argument("--drafter", help="a file for eagle3, of a model without a shipped one")

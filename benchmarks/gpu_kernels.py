@@ -55,11 +55,11 @@ PDL_LEVELS = {"off": NO_PDL, "on": PDL, "prefetch": PDL_PREFETCH}
 SECTIONS = ["parity", "bits", "graph", "kinds", "price", "draft", "wide", "tune"]
 
 
-def forced(rows: int, out: int | None = None, warps: int = 2) -> Callable[[Decoder, int], Cuts]:
+def forced(rows: int, out: int | None = None, warps: int = 2) -> Callable[[Decoder, int, int], Cuts]:
     """Programs of so many rows in every product, with the outputs of its own tile unless said."""
 
-    def cuts(base: Decoder, num_rows: int) -> Cuts:
-        own = model_cuts(base, 1)
+    def cuts(base: Decoder, layer: int, num_rows: int) -> Cuts:
+        own = model_cuts(base, layer, 1)
         tiles = [cut.tile for cut in (own.qkv, own.output, own.gate_up, own.down, own.head)]
         return Cuts(*(Cut(rows, replace(t, out=out or t.out, into=min(t.into, 64), warps=warps)) for t in tiles))
 
@@ -258,7 +258,7 @@ class Bench:
                     fused.launch_qkv(i, rows, self.room.kv[i], buffers)  # noqa: B023
                     fused.launch_output(i, buffers)  # noqa: B023
                     fused.launch_gate_up(i, buffers)  # noqa: B023
-                    fused.launch_down(i, buffers)  # noqa: B023
+                    fused.launch_down(i, buffers, None)  # noqa: B023
                 fused.write_tokens(batch.logits_rows, None, buffers)  # noqa: B023
 
             def cublas() -> None:

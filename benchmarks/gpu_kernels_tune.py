@@ -15,6 +15,7 @@ from torch import Tensor
 from paceline.core.forward import ForwardBatch
 from paceline.models.decoder import Decoder
 from paceline.models.fused_decoder import SCALES_FROM, FusedDecoder, attention_rows
+from paceline.ops.packed import PARTS, PackedWeight, Weight
 from paceline.ops.triton.fused_head import RowNoise, head_tiles, head_tokens
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
@@ -40,7 +41,7 @@ def kind_launches(
         "attention": lambda i: fused.launch_attention(i, rows, kv[i], buffers),
         "output": lambda i: fused.launch_output(i, buffers),
         "gate_up": lambda i: fused.launch_gate_up(i, buffers),
-        "down": lambda i: fused.launch_down(i, buffers),
+        "down": lambda i: fused.launch_down(i, buffers, i + 1 if i + 1 < num_layers else None),
     }
 
     def all_layers(kinds: list[str]) -> Launch:
@@ -72,6 +73,8 @@ class Product:
     has_bias: bool
     device: str
     dtype: torch.dtype
+    kind_of_values: str = "plain"  # or a packed weight's: ops/packed.py
+    group: int = 0  # inputs under one scale
 
 
 def products_of(base: Decoder) -> list[Product]:
@@ -93,6 +96,8 @@ def products_of(base: Decoder) -> list[Product]:
             has_bias=linear.bias is not None,
             device=str(base.device),
             dtype=base.dtype,
+            kind_of_values=linear.weight.kind if isinstance(linear.weight, PackedWeight) else "plain",
+            group=linear.weight.group if isinstance(linear.weight, PackedWeight) else 0,
         )
         for kind, linear in linears.items()
     ]
@@ -108,14 +113,26 @@ def launcher(product: Product, num_rows: int, copies: int) -> Callable[[Cut], La
     def ints(count: int) -> Tensor:
         return torch.arange(count, dtype=torch.int32, device=device)
 
-    weights = [random(product.num_out, product.num_in) * 0.02 for _ in range(copies)]
+    weights: list[Weight] = []  # of the cut that came last, where steps have weights of their own
+
+    def prepare(cut: Cut) -> list[Weight]:
+        if product.kind_of_values == "plain":
+            if not weights:
+                weights.extend(random(product.num_out, product.num_in) * 0.02 for _ in range(copies))
+        elif not weights or isinstance(weights[0], Tensor) or weights[0].into != cut.tile.into:
+            weights.clear()
+            weights.extend(random_packed(product, cut.tile.into) for _ in range(copies))
+        return list(weights)
+
     bias = random(product.num_out) if product.has_bias else None
     x, rows, scales = random(num_rows, product.num_in), ints(num_rows), torch.ones(num_rows, device=device)
+    stream = x if product.kind_of_values == "plain" else random(num_rows, product.num_in)
     heads = product.heads
     dim = heads.dim
 
-    def of_all(call: Callable[[Tensor], None]) -> Launch:
-        return lambda: [call(weight) for weight in weights] and None
+    def of_all(cut: Cut, call: Callable[[Weight], None]) -> Launch:
+        own = prepare(cut)
+        return lambda: [call(weight) for weight in own] and None
 
     def found_before(cut: Cut) -> Tensor | None:
         return scales if cut.rows >= SCALES_FROM else None
@@ -123,50 +140,47 @@ def launcher(product: Product, num_rows: int, copies: int) -> Callable[[Cut], La
     def qkv(cut: Cut) -> Launch:
         cos = torch.ones(64 + num_rows, dim // 2, device=device)
         query, kv = random(num_rows, heads.num_q, dim), random(2, num_rows, heads.num_kv, dim)
-        return of_all(
-            lambda w: norm_qkv_rope(
-                x,
-                None,
-                w,
-                bias,
-                None,
-                cos,
-                cos,
-                rows,
-                rows,
-                query,
-                kv,
-                heads,
-                1e-6,
-                cut.tile,
-                folded=True,
-                scales=found_before(cut),
-                row_tile=cut.rows,
-            )
-        )
+        options: dict[str, Any] = {"scales": found_before(cut), "row_tile": cut.rows}
+
+        def call(w: Weight) -> None:
+            norm_qkv_rope(
+                x, stream, w, bias, None, cos, cos, rows, rows, query, kv, heads, 1e-6, cut.tile, **options
+            )  # fmt: skip
+
+        return of_all(cut, call)
 
     def residual(cut: Cut) -> Launch:
         hidden = torch.zeros(num_rows, product.num_out, dtype=dtype, device=device)
         num_parts, num_arrivals = split_sizes(num_rows, product.num_out, cut.tile)
         parts = torch.empty(num_parts, device=device)
         arrivals = torch.zeros(num_arrivals, dtype=torch.int32, device=device)
-        return of_all(lambda w: linear_residual(x, w, bias, hidden, parts, arrivals, cut.tile, row_tile=cut.rows))
+        return of_all(cut, lambda w: linear_residual(x, w, bias, hidden, parts, arrivals, cut.tile, row_tile=cut.rows))
 
     def gate_up(cut: Cut) -> Launch:
         out = random(num_rows, product.num_out // 2)
-        return of_all(
-            lambda w: norm_gate_up_silu(
-                x, None, w, bias, out, 1e-6, cut.tile, scales=found_before(cut), row_tile=cut.rows
-            )
-        )
+        options: dict[str, Any] = {"scales": found_before(cut), "row_tile": cut.rows}
+        return of_all(cut, lambda w: norm_gate_up_silu(x, stream, w, bias, out, 1e-6, cut.tile, **options))
 
     def head(cut: Cut) -> Launch:
         shares = head_tiles(product.num_out, cut.tile)
         scores, ids = torch.empty(num_rows, shares, device=device), ints(num_rows * shares).view(num_rows, shares)
         best, tokens = torch.empty(num_rows, device=device), ints(num_rows)
-        return of_all(lambda w: head_tokens(x, w, scores, ids, tokens, best, None, cut.tile, row_tile=cut.rows))
+        return of_all(cut, lambda w: head_tokens(x, w, scores, ids, tokens, best, None, cut.tile, row_tile=cut.rows))
 
     return {"qkv": qkv, "output": residual, "gate_up": gate_up, "down": residual, "head": head}[product.kind]
+
+
+def random_packed(product: Product, into: int) -> PackedWeight:
+    parts = PARTS[product.kind_of_values]
+    width = -(-product.num_in // (into * parts)) * into
+    words = torch.randint(-(1 << 15), 1 << 15, (product.num_out, width), dtype=torch.int16, device=product.device)
+    if product.kind_of_values == "fp8":
+        words &= 0x3F3F  # no NaN
+    pairs = torch.tensor([1.0, 8.0], dtype=torch.float16, device=product.device).view(torch.int32)
+    scales = pairs.repeat(1 + max(1, product.num_in // product.group), product.num_out)
+    scales[0] = torch.tensor([0.01], device=product.device).view(torch.int32)
+    shape = (product.num_out, product.num_in)
+    return PackedWeight(words, scales, product.kind_of_values, product.group, into, shape, product.dtype)
 
 
 def candidates(product: Product, num_rows: int, quick: bool) -> list[Cut]:

@@ -37,9 +37,24 @@ TINY: dict[str, Any] = {
 }
 
 
-def load(name: str, device: str, dtype: str, *, tiny: bool, batch_invariant: bool | None = None) -> LoadedModel:
+def load(
+    name: str,
+    device: str,
+    dtype: str,
+    *,
+    tiny: bool,
+    batch_invariant: bool | None = None,
+    quantization: str | None = None,
+) -> LoadedModel:
     if not tiny:
-        return load_model(name, device=device, dtype=dtype, quiet=True, batch_invariant=batch_invariant)
+        return load_model(
+            name,
+            device=device,
+            dtype=dtype,
+            quiet=True,
+            batch_invariant=batch_invariant,
+            quantization=quantization,
+        )
     path = resolve_model(name, progress=False)
     tokenizer = load_tokenizer(path)
     eos = next(iter(tokenizer.eos_token_ids))

@@ -13,6 +13,7 @@ For a CUDA graph everything that a pass touches is given by the caller, so nothi
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from torch import Tensor
 from paceline.core.forward import ForwardBatch, ForwardOutput
 from paceline.models.decoder import Decoder, Linear
 from paceline.models.static_inputs import aligned, read_tokens
+from paceline.ops.packed import PackedWeight
 from paceline.ops.triton.embed import DrawnBefore, embed_rows
 from paceline.ops.triton.fused_head import RowNoise, head_logits, head_tiles, head_tokens
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
@@ -29,7 +31,7 @@ from paceline.ops.triton.norm_rows import norm_wanted, scale_rows
 from paceline.ops.triton.product import NO_PDL
 from paceline.ops.triton.rms_norm import rms_norm
 from paceline.ops.triton.split_attention import AttentionRows, AttentionScratch, split_tree_attention
-from paceline.ops.triton.tiles import ROW_STEPS, Cut, cut_for
+from paceline.ops.triton.tiles import ROW_STEPS, Cut, cut_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class PassBuffers:
     activation: Tensor  # [rows, intermediate]
     scales: Tensor  # [rows] float32, for passes of many rows
     normed: Tensor  # [rows, hidden]: what the head reads
+    gained: Tensor  # [rows, hidden]: the stream times the gains of the next norm, where a packed weight reads it
     attention: AttentionScratch
     parts: Tensor  # float32: sums over parts of K
     arrivals: Tensor  # int32 zeros: how many of them are there
@@ -61,10 +64,11 @@ class Cuts:
     head: Cut
 
 
-def model_cuts(decoder: Decoder, num_rows: int) -> Cuts:
-    layer = decoder.layers[0]
-    weights = [linear.weight for linear in (layer.qkv, layer.output, layer.gate_up, layer.down, decoder.head)]
-    return Cuts(*(cut_for(weight.shape[0], weight.shape[1], weight.dtype, num_rows) for weight in weights))
+def model_cuts(decoder: Decoder, layer: int, num_rows: int) -> Cuts:
+    """Of a layer, and of the head: the layers of a quantized file may have different formats."""
+    own = decoder.layers[layer]
+    linears = (own.qkv, own.output, own.gate_up, own.down, decoder.head)
+    return Cuts(*(cut_of(linear.weight, num_rows) for linear in linears))
 
 
 SCALES_FROM = 64  # rows of a program: finding the scales inside a product then takes as long as the product
@@ -76,24 +80,32 @@ class FusedDecoder:
     num_threads = None  # a GPU's
     handle = None  # nothing native
 
-    def __init__(self, base: Decoder, *, pdl: int = NO_PDL, cuts: Callable[[Decoder, int], Cuts] = model_cuts) -> None:
+    def __init__(
+        self, base: Decoder, *, pdl: int = NO_PDL, cuts: Callable[[Decoder, int, int], Cuts] = model_cuts
+    ) -> None:
         """`base`: its norms are folded. `pdl`: programmatic dependent launch, see ops/triton/product.py."""
         base.fold_norms()
         config = base.config
         self.base, self.config, self.dtype, self.device = base, config, base.dtype, base.device
         self.pdl, self._choose_cuts = pdl, cuts
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
-        self._cuts: dict[int, Cuts] = {}
+        self._cuts: dict[tuple[int, int], Cuts] = {}
         self._scratch: AttentionScratch | None = None
+        self._has_packed = any(
+            isinstance(linear.weight, PackedWeight) for layer in base.layers for linear in (layer.qkv, layer.gate_up)
+        )
         self._head_norms = [
             torch.stack([layer.q_norm, layer.k_norm]) if layer.q_norm is not None and layer.k_norm is not None else None
             for layer in base.layers
         ]
 
-    def cuts(self, num_rows: int) -> Cuts:
-        if num_rows not in self._cuts:
-            self._cuts[num_rows] = self._choose_cuts(self.base, num_rows)
-        return self._cuts[num_rows]
+    def cuts(self, layer: int, num_rows: int) -> Cuts:
+        if (layer, num_rows) not in self._cuts:
+            self._cuts[layer, num_rows] = self._choose_cuts(self.base, layer, num_rows)
+        return self._cuts[layer, num_rows]
+
+    def _head_cut(self, num_rows: int) -> Cut:
+        return self.cuts(0, num_rows).head
 
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         return self.base.vocabulary_rows(ids, head=head)
@@ -103,11 +115,12 @@ class FusedDecoder:
 
         `picked`: where its tokens go; None: to room of its own."""
         config, device, dtype = self.config, self.device, self.dtype
-        heads, cuts = self.heads, self.cuts(num_rows)
-        splits = [split_sizes(num_rows, config.hidden_size, cut.tile) for cut in (cuts.output, cuts.down)]
+        heads, cuts = self.heads, [self.cuts(i, num_rows) for i in range(config.num_layers)]
+        added = {cut.tile for own in cuts for cut in (own.output, own.down)}
+        splits = [split_sizes(num_rows, config.hidden_size, tile) for tile in added]
         # Fewer rows may be wanted, and fewer rows may have smaller programs.
         counts = [num_rows, *(rows for rows in ROW_STEPS if rows < num_rows)]
-        shares = max(head_tiles(config.vocab_size, self.cuts(count).head.tile) for count in counts)
+        shares = max(head_tiles(config.vocab_size, self._head_cut(count).tile) for count in counts)
         if picked is None:
             picked = torch.empty(2, aligned(num_rows), dtype=torch.int32, device=device)
 
@@ -121,6 +134,7 @@ class FusedDecoder:
             activation=empty(num_rows, config.intermediate_size),
             scales=empty(num_rows, dtype=torch.float32),
             normed=empty(num_rows, config.hidden_size),
+            gained=empty(num_rows if self._has_packed else 0, config.hidden_size),
             attention=self._attention_scratch(num_rows, max_splits),
             parts=empty(max(parts for parts, _ in splits), dtype=torch.float32),
             arrivals=torch.zeros(max(count for _, count in splits), dtype=torch.int32, device=device),
@@ -159,29 +173,45 @@ class FusedDecoder:
             torch.index_select(self.base.embedding, 0, token_ids, out=hidden)
         else:
             embed_rows(token_ids, before, self.base.embedding, hidden, pdl=self.pdl)
+        order = sorted(active)
+        if order and (gains := self._gains_of_qkv(order[0])) is not None:
+            torch.mul(hidden, gains, out=buffers.gained)
+        following = dict(pairwise(order))
         for i in range(self.config.num_layers):
             self._keep(i, hidden, hidden_layers, features)
             if i in active:
-                self._run_layer(i, rows, kv_cache[i], buffers)
+                self._run_layer(i, rows, kv_cache[i], buffers, following.get(i))
         last = self.config.num_layers
         self._keep(last, hidden, hidden_layers, features)
         if last + 1 in hidden_layers:
             normed = rms_norm(hidden, self.base.final_norm, self.config.rms_norm_eps)
             self._keep(last + 1, normed, hidden_layers, features)
 
-    def _run_layer(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
+    def _run_layer(
+        self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers, following: int | None
+    ) -> None:
         self.launch_qkv(i, rows, kv_layer, buffers)
         self.launch_attention(i, rows, kv_layer, buffers)
         self.launch_output(i, buffers)
         self.launch_gate_up(i, buffers)
-        self.launch_down(i, buffers)
+        self.launch_down(i, buffers, following)
+
+    def _gains_of_qkv(self, i: int) -> Tensor | None:
+        """Of the norm before a weight that cannot take them in."""
+        layer = self.base.layers[i]
+        return layer.input_norm if isinstance(layer.qkv.weight, PackedWeight) else None
+
+    def _gains_of_mlp(self, i: int) -> Tensor | None:
+        layer = self.base.layers[i]
+        return layer.mlp_norm if isinstance(layer.gate_up.weight, PackedWeight) else None
 
     def launch_qkv(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
-        base, layer, cut = self.base, self.base.layers[i], self.cuts(buffers.hidden.shape[0]).qkv
+        base, layer, cut = self.base, self.base.layers[i], self.cuts(i, buffers.hidden.shape[0]).qkv
+        x = buffers.hidden if self._gains_of_qkv(i) is None else buffers.gained
         norm_qkv_rope(
-            buffers.hidden, None, layer.qkv.weight, layer.qkv.bias, self._head_norms[i], base.cos, base.sin,
+            x, buffers.hidden, layer.qkv.weight, layer.qkv.bias, self._head_norms[i], base.cos, base.sin,
             rows.positions, rows.slots, buffers.query, kv_layer, self.heads, self.config.rms_norm_eps, cut.tile,
-            folded=True, scales=self._scales(cut, buffers), pdl=self.pdl, row_tile=cut.rows,
+            scales=self._scales(cut, buffers), pdl=self.pdl, row_tile=cut.rows,
         )  # fmt: skip
 
     def _scales(self, cut: Cut, buffers: PassBuffers) -> Tensor | None:
@@ -198,24 +228,27 @@ class FusedDecoder:
         )
 
     def launch_output(self, i: int, buffers: PassBuffers) -> None:
-        cut = self.cuts(buffers.hidden.shape[0]).output
-        self._add(buffers.mixed.flatten(1), self.base.layers[i].output, cut, buffers)
+        cut = self.cuts(i, buffers.hidden.shape[0]).output
+        self._add(buffers.mixed.flatten(1), self.base.layers[i].output, cut, buffers, self._gains_of_mlp(i))
 
     def launch_gate_up(self, i: int, buffers: PassBuffers) -> None:
-        gate_up, cut = self.base.layers[i].gate_up, self.cuts(buffers.hidden.shape[0]).gate_up
+        gate_up, cut = self.base.layers[i].gate_up, self.cuts(i, buffers.hidden.shape[0]).gate_up
+        x = buffers.hidden if self._gains_of_mlp(i) is None else buffers.gained
         norm_gate_up_silu(
-            buffers.hidden, None, gate_up.weight, gate_up.bias, buffers.activation, self.config.rms_norm_eps,
+            x, buffers.hidden, gate_up.weight, gate_up.bias, buffers.activation, self.config.rms_norm_eps,
             cut.tile, scales=self._scales(cut, buffers), pdl=self.pdl, row_tile=cut.rows,
         )  # fmt: skip
 
-    def launch_down(self, i: int, buffers: PassBuffers) -> None:
-        cut = self.cuts(buffers.hidden.shape[0]).down
-        self._add(buffers.activation, self.base.layers[i].down, cut, buffers)
+    def launch_down(self, i: int, buffers: PassBuffers, following: int | None) -> None:
+        """`following`: the layer that runs after this one"""
+        cut = self.cuts(i, buffers.hidden.shape[0]).down
+        gains = None if following is None else self._gains_of_qkv(following)
+        self._add(buffers.activation, self.base.layers[i].down, cut, buffers, gains)
 
-    def _add(self, x: Tensor, linear: Linear, cut: Cut, buffers: PassBuffers) -> None:
+    def _add(self, x: Tensor, linear: Linear, cut: Cut, buffers: PassBuffers, gains: Tensor | None) -> None:
         linear_residual(
             x, linear.weight, linear.bias, buffers.hidden, buffers.parts, buffers.arrivals, cut.tile,
-            pdl=self.pdl, row_tile=cut.rows,
+            gains=gains, gained=buffers.gained, pdl=self.pdl, row_tile=cut.rows,
         )  # fmt: skip
 
     def _keep(self, i: int, hidden: Tensor, hidden_layers: Sequence[int], features: Tensor | None) -> None:
@@ -228,7 +261,7 @@ class FusedDecoder:
         self, wanted: Tensor, logits: Tensor, buffers: PassBuffers, *, count: Tensor | None = None
     ) -> None:
         """Logits [len(wanted), vocab] float32 of these rows, or of the first `count` ([1] int32), after `run`."""
-        cut, normed = self.cuts(len(wanted)).head, self._normed(wanted, buffers, count)
+        cut, normed = self._head_cut(len(wanted)), self._normed(wanted, buffers, count)
         head_logits(normed, self.base.head.weight, logits, cut.tile, count=count, pdl=self.pdl, row_tile=cut.rows)
 
     def write_tokens(
@@ -236,7 +269,7 @@ class FusedDecoder:
     ) -> None:
         """`buffers.tokens[: len(wanted)]`: the token of each of these rows, or of the first `count`, after `run`,
         without logits in memory."""
-        cut, normed = self.cuts(len(wanted)).head, self._normed(wanted, buffers, count)
+        cut, normed = self._head_cut(len(wanted)), self._normed(wanted, buffers, count)
         head_tokens(
             normed, self.base.head.weight, buffers.scores, buffers.score_ids, buffers.tokens, buffers.token_scores,
             noise, cut.tile, count=count, pdl=self.pdl, row_tile=cut.rows,

@@ -22,6 +22,7 @@ from paceline.models.gguf_file import GgufFile
 from paceline.models.loading import folder_scheme, gguf_path, load_config, load_tokenizer, read_weights
 from paceline.models.memory import check_memory
 from paceline.models.padded_decoder import PaddedDecoder
+from paceline.models.quantized.int8 import Int8Weights
 from paceline.models.resolve import resolve_model
 from paceline.models.static_inputs import PassRoom
 from paceline.models.tokenizer import Tokenizer
@@ -76,8 +77,11 @@ def load_model(
     path = resolve_model(model, progress=not quiet)
     config = load_config(path)
     use_native = use_native and _native_knows(config, kernels)
-    quantization = _quantization(quantization, path, dtype, use_native)
-    if dtype == "auto" and quantization:
+    invariant = not use_native and _batch_invariant(batch_invariant, target, config)
+    is_plain = config.head_dim <= FUSED_HEAD_DIM and not config.special_parts
+    use_fused = invariant and target.type == "cuda" and kernels == "auto" and is_plain
+    quantization = _quantization(quantization, path, dtype, use_native or use_fused)
+    if dtype == "auto" and quantization and use_native:
         torch_dtype = torch.float16  # keys and values: finer than the weights, at half the bytes of float32
     tokenizer = load_tokenizer(path)
     decoder: Target
@@ -85,15 +89,11 @@ def load_model(
     if use_native:
         decoder = _native_decoder(path, config, torch_dtype, quantization, num_threads)
     else:
-        check_memory(path, config, torch_dtype, None, target.type)
-        weights = read_weights(path, config)
+        check_memory(path, config, torch_dtype, quantization, target.type)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        invariant = _batch_invariant(batch_invariant, target, config)
-        decoder = Decoder(config, weights, dtype=torch_dtype, device=target, batch_invariant=invariant)
-        is_plain = config.head_dim <= FUSED_HEAD_DIM and not config.special_parts
-        if invariant and target.type == "cuda" and kernels == "auto" and is_plain:
-            decoder, capture = _fused(decoder)
+        plain = torch_decoder(path, config, torch_dtype, target, quantization, batch_invariant=invariant)
+        decoder, capture = _fused(plain) if use_fused else (plain, None)
     return LoadedModel(model, path, config, decoder, tokenizer, _execution(decoder, quantization), capture, said)
 
 
@@ -114,6 +114,30 @@ def _native_decoder(
         logger.warning("%s", notes[0].upper() + notes[1:])
     if entry and not packed:
         entry.write(decoder.weights)
+    return decoder
+
+
+def torch_decoder(
+    path: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str | None,
+    *,
+    batch_invariant: bool,
+) -> Decoder:
+    """Over plain weights, or with `quantization` over those that the fused kernels read."""
+    weights = read_weights(path, config, keep_quantized=quantization in ("gguf", "checkpoint"), for_cuda=True)
+    decoder = Decoder(
+        config,
+        Int8Weights(weights) if quantization == "int8" else weights,
+        dtype=dtype,
+        device=device,
+        batch_invariant=batch_invariant,
+        packs=quantization is not None,
+    )
+    if isinstance(weights, ShapedWeights) and (notes := weights.notes()):
+        logger.warning("%s", notes[0].upper() + notes[1:])
     return decoder
 
 
@@ -148,19 +172,22 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
     return DTYPES[dtype]
 
 
-def _quantization(asked: str | None, path: Path, dtype: str, use_native: bool) -> str | None:
+def _quantization(asked: str | None, path: Path, dtype: str, has_kernels: bool) -> str | None:
     """auto: compute on the file's own blocks or values, the fastest way that leaves its weights as they are.
 
     A model in plain floating point, and one for which a dtype was asked, is computed in floating point."""
     if asked == "auto":
-        if not use_native or dtype != "auto":
+        if not has_kernels or dtype != "auto":
             return None
         file = gguf_path(path)
         if file is not None:
             return "gguf" if GgufFile(file).is_quantized else None
         return "checkpoint" if folder_scheme(path) else None
-    if asked is not None and not use_native:
-        raise InvalidOptionError(f"quantization={asked!r} needs the native CPU kernels; leave it out to run on PyTorch")
+    if asked is not None and not has_kernels:
+        raise InvalidOptionError(
+            f"quantization={asked!r} needs the native CPU kernels, or on CUDA the fused ones; leave it out to run on "
+            "PyTorch"
+        )
     if asked == "checkpoint" and (gguf_path(path) or not folder_scheme(path)):
         raise InvalidOptionError(
             "quantization='checkpoint' computes on the values of a quantized folder, but config.json has no "

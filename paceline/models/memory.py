@@ -17,6 +17,8 @@ WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 def check_memory(path: Path, config: ModelConfig, dtype: torch.dtype, quantization: str | None, device: str) -> None:
     """Raise where the weights alone would not fit. Keys and values come later, and take what is left."""
     needed = weight_bytes(path, config, dtype, quantization)
+    if quantization is not None and device == "cuda":
+        needed += config.vocab_size * config.hidden_size * dtype.itemsize  # the embedding, which is not packed there
     available = available_bytes(device)
     if available is not None and needed > available:
         place = "GPU memory" if device == "cuda" else "memory"

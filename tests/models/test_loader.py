@@ -74,6 +74,7 @@ class OnCuda:
     dtype: torch.dtype
     device: torch.device
     batch_invariant: bool
+    packs: bool
     draws_tokens: bool = False
 
 
@@ -112,6 +113,22 @@ def test_cuda_runs_captured_passes_of_the_fused_kernels_where_these_can_run(
     write_model(path, hf_model("llama", head_dim=320, hidden_size=48, num_attention_heads=2, num_key_value_heads=1))
     large = load_model(str(path), device="cuda")
     assert large.capture is None and large.decoder.batch_invariant, "the plain Triton kernels take them"
+
+
+def test_cuda_keeps_the_blocks_of_a_quantized_file_unless_plain_weights_are_asked_for(
+    gguf_path: Path, gpu: object
+) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    kept = load_model(str(gguf_path), device="cuda")
+    assert kept.decoder.packs and kept.decoder.dtype == torch.bfloat16 and "own blocks" in kept.execution
+    assert isinstance(kept.decoder.weights[name], QuantizedTensor)
+    again = load_model(str(gguf_path), device="cuda", quantization="int8")
+    assert again.decoder.packs and again.decoder.weights[name].kind == "Q8_0" and "int8" in again.execution
+    for options in ({"dtype": "bfloat16"}, {"quantization": None}, {"kernels": "torch"}, {"batch_invariant": False}):
+        plain = load_model(str(gguf_path), device="cuda", **options)
+        assert not plain.decoder.packs and isinstance(plain.decoder.weights[name], torch.Tensor)
+    with pytest.raises(InvalidOptionError, match="'gguf' needs the native CPU kernels, or on CUDA the fused ones"):
+        load_model(str(gguf_path), device="cuda", quantization="gguf", kernels="torch")
 
 
 @pytest.mark.parametrize("lacks", ["the package triton", "compute capability 8.0", "heads of 8 numbers"])

@@ -105,7 +105,7 @@ def test_the_likeliest_tokens_and_their_probabilities(scales: list[float], width
     for level in range(2):
         ids = torch.zeros(len(x), k, dtype=torch.int32, device=DEVICE)
         log_probs = torch.zeros(len(x), k, device=DEVICE)
-        head_top(x, weight * norm, given, level, target_ids, packed, sums, ids, log_probs, 1e-5, tile, folded=True)
+        head_top(x, weight * norm, given, level, target_ids, packed, sums, ids, log_probs, 1e-5, tile, scaled=True)
         expected_ids, expected = plain_top((normed @ weight.t()).view(NUM_REQUESTS, width, -1), given, level, k)
         assert ids.tolist() == target_ids[expected_ids].flatten(0, 1).tolist()
         torch.testing.assert_close(log_probs, expected.flatten(0, 1), rtol=1e-4, atol=1e-4)

@@ -65,19 +65,16 @@ FEW_ROWS, WIDE_TILE = Cut(16, TILE), Tile(out=32, into=16, warps=2, stages=3)
 
 
 def run_qkv(
-    x: Tensor, *, bias: bool = True, head_norm: bool = False, folded: bool = False, cut: Cut = FEW_ROWS,
+    x: Tensor, *, bias: bool = True, head_norm: bool = False, gained: bool = False, cut: Cut = FEW_ROWS,
     scales: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
+    """`gained`: the rows have the norm's gains, as before a packed weight; else the weight has them"""
     num_rows, dtype = len(x), x.dtype
     query = torch.zeros(num_rows, HEADS.num_q, HEADS.dim, dtype=dtype, device=DEVICE)
     kv = torch.zeros(2, 2 * num_rows, HEADS.num_kv, HEADS.dim, dtype=dtype, device=DEVICE)
-    arguments = qkv_arguments(num_rows, dtype, bias, head_norm)
-    norm, weight, *others = arguments
-    if folded:
-        norm, weight = None, with_gains(weight, norm)
-    norm_qkv_rope(
-        x, norm, weight, *others, query, kv, HEADS, EPS, cut.tile, folded=folded, scales=scales, row_tile=cut.rows
-    )
+    norm, weight, *others = arguments = qkv_arguments(num_rows, dtype, bias, head_norm)
+    rows, weight = (with_gains(x, norm), weight) if gained else (x, with_gains(weight, norm))
+    norm_qkv_rope(rows, x, weight, *others, query, kv, HEADS, EPS, cut.tile, scales=scales, row_tile=cut.rows)
     own = kv[:, arguments[-1].long()]
     assert kv.count_nonzero() == own.count_nonzero(), "a slot of nobody was written"
     return torch.cat([query.flatten(1), own[0].flatten(1), own[1].flatten(1)], dim=1)
@@ -112,17 +109,17 @@ def run_residual(x: Tensor, *, splits: int = 1, bias: bool = True) -> Tensor:
 
 
 def run_gate_up(
-    x: Tensor, *, bias: bool = True, folded: bool = False, cut: Cut = FEW_ROWS, scales: Tensor | None = None
+    x: Tensor, *, bias: bool = True, gained: bool = False, cut: Cut = FEW_ROWS, scales: Tensor | None = None
 ) -> Tensor:
     out = torch.zeros(len(x), OUTPUTS // 2, dtype=x.dtype, device=DEVICE)
     norm, weight, bias_row = gate_up_arguments(x.dtype, bias)
-    norm, weight = (None, with_gains(weight, norm)) if folded else (norm, weight)
-    norm_gate_up_silu(x, norm, weight, bias_row, out, EPS, cut.tile, scales=scales, row_tile=cut.rows)
+    rows, weight = (with_gains(x, norm), weight) if gained else (x, with_gains(weight, norm))
+    norm_gate_up_silu(rows, x, weight, bias_row, out, EPS, cut.tile, scales=scales, row_tile=cut.rows)
     return out
 
 
-def with_gains(weight: Tensor, gains: Tensor) -> Tensor:
-    return (weight.float() * gains.float()).to(weight.dtype)
+def with_gains(rows: Tensor, gains: Tensor) -> Tensor:
+    return (rows.float() * gains.float()).to(rows.dtype)
 
 
 def gate_up_arguments(dtype: torch.dtype, bias: bool) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -228,10 +225,10 @@ def test_logits_are_those_of_the_twin(dtype: torch.dtype) -> None:
 COMPANY: dict[str, Callable[[Tensor], Tensor]] = {
     "qkv": run_qkv,
     "qkv, head norm": lambda x: run_qkv(x, head_norm=True),
-    "qkv, gains in the weight": lambda x: run_qkv(x, folded=True),
+    "qkv, gains in the rows": lambda x: run_qkv(x, gained=True),
     "residual": run_residual,
     "gate and up": run_gate_up,
-    "gate and up, gains in the weight": lambda x: run_gate_up(x, folded=True),
+    "gate and up, gains in the rows": lambda x: run_gate_up(x, gained=True),
     "logits": run_logits,
     "token scores": lambda x: run_tokens(x)[1],
 }
@@ -252,25 +249,32 @@ def test_bits_of_a_split_sum_do_not_depend_on_the_other_rows() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_norm", [False, True])
-def test_gains_in_the_weight_and_scales_found_before_give_what_the_norm_inside_does(
-    dtype: torch.dtype, head_norm: bool
-) -> None:
+@pytest.mark.parametrize("gained", [False, True])
+def test_scales_found_before_give_what_those_found_inside_do(dtype: torch.dtype, head_norm: bool, gained: bool) -> None:
     """With programs of another shape, as passes of many rows have them. On a GPU to the bit."""
     x, wide = random(37, HIDDEN, seed=0, dtype=dtype), Cut(32, WIDE_TILE)
     scales = torch.full((37,), torch.nan, device=DEVICE)
     scale_rows(x, scales, EPS)
     torch.testing.assert_close(scales, torch.rsqrt(x.float().square().mean(-1) + EPS), rtol=1e-5, atol=0)
-
-    mlp = run_gate_up(x, folded=True)
-    assert_close(mlp, run_gate_up(x), dtype)
-    assert_equal_or_close_where_interpreted(run_gate_up(x, folded=True, cut=wide), mlp, dtype)
-    assert_equal_or_close_where_interpreted(run_gate_up(x, folded=True, cut=wide, scales=scales), mlp, dtype)
-
-    qkv = run_qkv(x, head_norm=head_norm, folded=True)
-    assert_close(qkv, run_qkv(x, head_norm=head_norm), dtype)
+    mlp, qkv = run_gate_up(x, gained=gained), run_qkv(x, head_norm=head_norm, gained=gained)
     for found_before in (None, scales):
-        found = run_qkv(x, head_norm=head_norm, folded=True, cut=wide, scales=found_before)
+        found = run_gate_up(x, gained=gained, cut=wide, scales=found_before)
+        assert_equal_or_close_where_interpreted(found, mlp, dtype)
+        found = run_qkv(x, head_norm=head_norm, gained=gained, cut=wide, scales=found_before)
         assert_equal_or_close_where_interpreted(found, qkv, dtype)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_the_stream_is_also_written_with_the_gains_of_the_norm_behind_it(splits: int) -> None:
+    x, gains = random(18, 1300, seed=0), 1.0 + 0.2 * random(OUTPUTS, seed=1)
+    tile = Tile(16, 32, 2, 3, splits)
+    hidden, weight = x[:, :OUTPUTS].clone(), random(OUTPUTS, 1300, seed=6)
+    num_parts, num_arrivals = split_sizes(18, OUTPUTS, tile)
+    parts, arrivals = torch.zeros(num_parts, device=DEVICE), ints([0] * num_arrivals)
+    gained = torch.full_like(hidden, torch.nan)
+    linear_residual(x, weight, None, hidden, parts, arrivals, tile, gains=gains, gained=gained)
+    assert_close(hidden, fused_reference.linear_residual(x, weight, None, x[:, :OUTPUTS]), torch.float32)
+    assert torch.equal(gained, hidden * gains)
 
 
 def test_only_wanted_rows_are_normed_before_the_head() -> None:
@@ -390,7 +394,9 @@ def test_the_fused_decoder_gives_the_same_with_programs_of_many_rows() -> None:
     kv = random(2, 2, pool.num_slots, config.num_kv_heads, config.head_dim, seed=0)
     few = FusedDecoder(plain).forward(batch, kv.clone())
     wide = Cut(32, WIDE_TILE)
-    many = FusedDecoder(plain, cuts=lambda base, rows: Cuts(wide, wide, wide, wide, wide)).forward(batch, kv.clone())
+    many = FusedDecoder(plain, cuts=lambda base, layer, rows: Cuts(wide, wide, wide, wide, wide)).forward(
+        batch, kv.clone()
+    )
     assert_equal_or_close_where_interpreted(many.logits, few.logits, torch.float32)
 
 

@@ -75,7 +75,7 @@ def joined_weights(
         output=_joined([attention.o_proj], None, dtype),
         gate_up=_joined([mlp.gate_proj, mlp.up_proj], _known(_norm(layer.post_attention_layernorm)), dtype),
         down=_joined([mlp.down_proj], None, dtype),
-        head=_joined([network.lm_head], final_norm, dtype).weight,
+        head=_joined([network.lm_head], final_norm, dtype).plain,
         scales_head=final_norm is not None,
         target_ids=network.d2t.to(network.fc.weight.device, torch.int32),
         cos=angles[0],

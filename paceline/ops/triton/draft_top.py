@@ -72,9 +72,11 @@ def _head_kernel(
     row_ok = rows < num_rows
     outs = tl.program_id(1) * OUT + tl.arange(0, OUT)
     out_ok = outs < vocab
-    prefetch_weights(weight, outs, vocab, 0, K, K, OUT, PDL)
+    prefetch_weights(weight, outs, vocab, 0, K, K, OUT, IN, 0, PDL)
     wait_for_previous_kernel(PDL)
-    scores = product(x, rows, row_ok, x, eps, weight, outs, out_ok, 0, K, K, ROWS, OUT, IN, NORM, EXACT)
+    scores = product(
+        x, rows, row_ok, x, eps, weight, weight, outs, out_ok, 0, 0, K, K, ROWS, OUT, IN, NORM, EXACT, 0, 0
+    )
     own = rows // rows_each * record
     scale = tl.load(scales + own, mask=row_ok, other=0.0)
     if tl.max(scale, axis=0) > 0.0:
@@ -128,7 +130,7 @@ def head_top(
     eps: float,
     tile: Tile,
     *,
-    folded: bool = False,  # rows are scaled, and the weight has the norm's gains in it
+    scaled: bool = False,  # by the rows' norm, whose gains the weight has
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
@@ -139,7 +141,7 @@ def head_top(
     _head_kernel[(triton.cdiv(num_rows, row_tile), stretches)](
         x, weight, packed, sums, noise.scales, noise.noise_keys, noise.id_constants,
         num_rows, num_rows // num_requests, level, record, vocab, eps,
-        K=num_in, TOP=k, NORM=FOLDED if folded else NO_NORM,
+        K=num_in, TOP=k, NORM=FOLDED if scaled else NO_NORM,
         EXACT=weight.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

@@ -7,23 +7,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.ops.packed import Weight
 from paceline.ops.triton.product import (
-    FOLDED,
     NO_PDL,
-    NORMED,
-    norm_mode,
+    norm_arguments,
     prefetch_weights,
     product,
     wait_for_previous_kernel,
+    weight_arguments,
 )
 from paceline.ops.triton.tiles import ROWS, Tile
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _gate_up_kernel(
-    x, norm, weight, bias, out, num_rows, size, eps,
+    x, stream, weight, scales, bias, out, num_rows, size, eps,
     K: tl.constexpr, HAS_BIAS: tl.constexpr, NORM: tl.constexpr, EXACT: tl.constexpr,
-    ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row_ok = rows < num_rows
@@ -31,9 +32,12 @@ def _gate_up_kernel(
     column_pairs = tl.program_id(1) * (OUT // 2) + columns // 2
     outs = column_pairs + (columns % 2) * size  # gate, up, gate, up, ...
     out_ok = column_pairs < size
-    prefetch_weights(weight, outs, 2 * size, 0, K, K, OUT, PDL)
+    prefetch_weights(weight, outs, 2 * size, 0, K, K, OUT, IN, FORMAT, PDL)
     wait_for_previous_kernel(PDL)
-    made = product(x, rows, row_ok, norm, eps, weight, outs, out_ok, 0, K, K, ROWS, OUT, IN, NORM, EXACT)
+    made = product(
+        x, rows, row_ok, stream, eps, weight, scales, outs, out_ok, 2 * size, 0, K, K, ROWS, OUT, IN, NORM, EXACT,
+        FORMAT, GROUP,
+    )  # fmt: skip
     if HAS_BIAS:
         made += tl.load(bias + outs, mask=out_ok, other=0.0).to(tl.float32)[None, :]
     gate, up = tl.split(tl.reshape(made, (ROWS, OUT // 2, 2)))
@@ -45,8 +49,8 @@ def _gate_up_kernel(
 
 def norm_gate_up_silu(
     x: Tensor,  # [rows, hidden]
-    norm: Tensor | None,  # [hidden]; None: the weight has its gains
-    weight: Tensor,  # [2 * intermediate, hidden]: gate, then up; with the norm's gains in it where `norm` is None
+    stream: Tensor,  # [rows, hidden]: whose norm scales the product, see product.py
+    weight: Weight,  # [2 * intermediate, hidden]: gate, then up
     bias: Tensor | None,
     out: Tensor,  # [rows, intermediate]: written
     eps: float,
@@ -57,14 +61,12 @@ def norm_gate_up_silu(
     row_tile: int = ROWS,
 ) -> None:
     num_rows, num_in = x.shape
-    mode = FOLDED if norm is None else norm_mode(weight.dtype)
-    if scales is not None:
-        norm, mode = scales, NORMED
+    norm, given = norm_arguments(x, stream, scales), weight_arguments(weight)
     grid = (triton.cdiv(num_rows, row_tile), triton.cdiv(weight.shape[0], tile.out))
     _gate_up_kernel[grid](
-        x, norm if norm is not None else x, weight, bias if bias is not None else x, out, num_rows,
+        x, norm.stream, given.stored, given.scales, bias if bias is not None else x, out, num_rows,
         weight.shape[0] // 2, eps,
-        K=num_in, HAS_BIAS=bias is not None, NORM=mode, EXACT=weight.dtype == torch.float32,
-        ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
+        K=num_in, HAS_BIAS=bias is not None, NORM=norm.mode, EXACT=weight.dtype == torch.float32,
+        ROWS=row_tile, OUT=tile.out, IN=tile.into, FORMAT=given.format, GROUP=given.group, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

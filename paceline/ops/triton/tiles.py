@@ -3,12 +3,14 @@
 The bits of an output follow from the order in which its sum over K is made. A tensor core product adds 16 inputs at a
 time from front to back, so neither the length of a step nor what stands beside an output shows in its bits. What does
 is how many programs share the sum, and that follows from the weight's shape alone: a row gets the same bits at 1 row
-and at 512. (In a product that applies a norm's gains as it goes, the step shows too: such a product keeps its tile.)
+and at 512.
 """
 
 from dataclasses import dataclass, replace
 
 import torch
+
+from paceline.ops.packed import PARTS, PackedWeight, Weight
 
 ROWS = 16  # rows of a tile: the least that a tensor core product takes, and all that decoding needs
 
@@ -59,6 +61,32 @@ def tile_for(num_out: int, num_in: int, dtype: torch.dtype) -> Tile:
     return replace(tile, splits=2) if num_in >= 4096 and num_out < MANY_OUTPUTS else tile
 
 
+# (kind, outputs, inputs) of a packed weight -> its tile; the step must suit the groups, else `packed_tile` shortens it
+PACKED: dict[tuple[str, int, int], Tile] = {}
+
+PACKED_INTO = 64  # inputs of a part of a step: 128 bytes of an output
+PACKED_WASTE = 1.15  # a row is padded to whole steps: how many more bytes that may take
+
+
+def packed_tile(kind: str, num_out: int, num_in: int, group: int) -> Tile:
+    """The tile of a weight of 4 or 8 bits, which is packed for its steps. A function of these alone."""
+    tile = PACKED.get((kind, num_out, num_in))
+    if tile is None:
+        outs = 64 if num_out >= MANY_OUTPUTS else 32 if num_out >= MANY_OUTPUTS // 2 else 16
+        splits = 4 if num_in >= 4096 and num_out < MANY_OUTPUTS else 1
+        tile = Tile(outs, PACKED_INTO, max(2, outs // 16), 4, splits)  # widening takes more warps than reading
+    into = tile.into
+    while into > 16 and (
+        _padded(num_in, into * PARTS[kind]) > PACKED_WASTE * num_in or (group < num_in and group % into)
+    ):
+        into //= 2
+    return replace(tile, into=into)
+
+
+def _padded(num_in: int, step: int) -> int:
+    return -(-num_in // step) * step
+
+
 # For more than ROWS rows, the largest programs first: each value that one loads is used by more outputs. Two warps, or
 # fewer than 64 rows, keep the compiler from taking Hopper's other product instruction, which adds in another order.
 LARGER = (
@@ -95,6 +123,28 @@ MEASURED_LARGER: dict[tuple[int, int], dict[int, Cut]] = {
 
 
 ROW_STEPS = (1, 32, 64, 128, 256)  # rows of a pass between which cuts change
+
+
+def cut_of(weight: Weight, num_rows: int) -> Cut:
+    """How a product with this weight is cut. The bits of a row are the same for any number of rows."""
+    if isinstance(weight, PackedWeight):
+        return _packed_cut(weight, num_rows)
+    return cut_for(weight.shape[0], weight.shape[1], weight.dtype, num_rows)
+
+
+PACKED_FROM = 48  # rows of a pass, from which programs have more of them: every program widens its weights again
+PACKED_ROWS, PACKED_OUTS = 64, (64, 32)  # the first that gives enough programs
+PACKED_PROGRAMS = 132  # one for each multiprocessor of a large GPU
+
+
+def _packed_cut(weight: PackedWeight, num_rows: int) -> Cut:
+    """A packed weight has been packed for one step."""
+    tile = replace(packed_tile(weight.kind, *weight.shape, weight.group), into=weight.into)
+    if num_rows < PACKED_FROM:
+        return Cut(ROWS, tile)
+    row_tiles = -(-num_rows // PACKED_ROWS)
+    enough = (o for o in PACKED_OUTS if o > tile.out and row_tiles * -(-weight.shape[0] // o) >= PACKED_PROGRAMS)
+    return Cut(PACKED_ROWS, replace(tile, out=next(enough, tile.out), warps=2, stages=min(tile.stages, 3)))
 
 
 def cut_for(num_out: int, num_in: int, dtype: torch.dtype, num_rows: int) -> Cut:

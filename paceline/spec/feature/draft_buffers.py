@@ -11,7 +11,7 @@ from paceline.ops.triton.draft_beam import Front, NextRows, Nodes, empty_nodes
 from paceline.ops.triton.draft_top import num_stretches
 from paceline.ops.triton.draft_tree import num_found
 from paceline.ops.triton.fused_linear import split_sizes
-from paceline.ops.triton.tiles import ROW_STEPS, Cut, Tile, cut_for, tile_for
+from paceline.ops.triton.tiles import ROW_STEPS, Tile, cut_of, tile_for
 from paceline.spec.feature.draft_levels import DraftRoom
 
 # Tokens of the head in one program: at least as many as a node has children (device_drafts.MAX_WIDTH). Of a large
@@ -47,7 +47,7 @@ def allocate_buffers(weights: DraftWeights, room: DraftRoom, width: int) -> Draf
     num_rows, most_rows = count * width, count * max(width, room.num_pairs)
     hidden, q_size = config.hidden_size, config.num_heads * config.head_dim
     splits = [
-        split_sizes(most_rows, hidden, cut(linear.weight, rows).tile)
+        split_sizes(most_rows, hidden, cut_of(linear.weight, rows).tile)
         for linear in (weights.fc, weights.output, weights.down)
         for rows in (*ROW_STEPS, most_rows)
     ]
@@ -87,10 +87,6 @@ def allocate_buffers(weights: DraftWeights, room: DraftRoom, width: int) -> Draf
         fronts=(front(), front()),
         places=ints(count, num_nodes),
     )
-
-
-def cut(weight: Tensor, num_rows: int) -> Cut:
-    return cut_for(weight.shape[0], weight.shape[1], weight.dtype, num_rows)
 
 
 def head_tile(head: Tensor) -> Tile:

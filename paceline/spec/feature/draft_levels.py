@@ -176,7 +176,7 @@ def _scaled(x: Tensor, scales: bool, weights: DraftWeights) -> Tensor:
 
 def _linear(x: Tensor, linear: Linear) -> Tensor:
     bias = None if linear.bias is None else linear.bias.float()
-    return F.linear(x.to(linear.weight.dtype).float(), linear.weight.float(), bias)
+    return F.linear(x.to(linear.weight.dtype).float(), linear.plain.float(), bias)
 
 
 def _likeliest(paths: Tensor, count: int) -> tuple[Tensor, Tensor]:

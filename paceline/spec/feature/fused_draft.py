@@ -24,8 +24,8 @@ from paceline.ops.triton.fused_linear import linear_residual, linear_rows
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
 from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
 from paceline.ops.triton.product import NO_PDL
-from paceline.ops.triton.tiles import ROWS
-from paceline.spec.feature.draft_buffers import DraftBuffers, allocate_buffers, cut, head_tile
+from paceline.ops.triton.tiles import ROWS, cut_of
+from paceline.spec.feature.draft_buffers import DraftBuffers, allocate_buffers, head_tile
 from paceline.spec.feature.draft_inputs import DraftViews
 from paceline.spec.feature.draft_levels import DraftRoom, DraftShape
 
@@ -132,24 +132,24 @@ class FusedDraft:
     # One method per product: how it is cut into programs, then the kernel.
 
     def _linear(self, x: Tensor, scales: bool, linear: Linear, out: Tensor, buffers: DraftBuffers) -> None:
-        own = cut(linear.weight, len(x))
+        own = cut_of(linear.weight, len(x))
         tile = replace(own.tile, splits=1) if scales else own.tile
         linear_rows(
             x, linear.weight, linear.bias, out, buffers.parts, buffers.arrivals, self._eps, tile,
-            folded=scales, pdl=self.pdl, row_tile=own.rows,
+            scaled=scales, pdl=self.pdl, row_tile=own.rows,
         )  # fmt: skip
 
     def _qkv(self, x: Tensor, positions: Tensor, slots: Tensor, buffers: DraftBuffers) -> None:
         weights = self.weights
-        own = cut(weights.qkv.weight, len(x))
+        own = cut_of(weights.qkv.weight, len(x))
         norm_qkv_rope(
-            x, None, weights.qkv.weight, weights.qkv.bias, weights.head_norms, weights.cos, weights.sin, positions,
-            slots, buffers.query[: len(x)], self.room.kv, self._heads, self._eps, own.tile,
-            folded=weights.scales_qkv, pdl=self.pdl, row_tile=own.rows,
+            x, x if weights.scales_qkv else None, weights.qkv.weight, weights.qkv.bias, weights.head_norms,
+            weights.cos, weights.sin, positions, slots, buffers.query[: len(x)], self.room.kv, self._heads,
+            self._eps, own.tile, pdl=self.pdl, row_tile=own.rows,
         )  # fmt: skip
 
     def _add(self, x: Tensor, linear: Linear, stream: Tensor, buffers: DraftBuffers) -> None:
-        own = cut(linear.weight, len(x))
+        own = cut_of(linear.weight, len(x))
         linear_residual(
             x, linear.weight, linear.bias, stream, buffers.parts, buffers.arrivals, own.tile,
             pdl=self.pdl, row_tile=own.rows,
@@ -157,9 +157,9 @@ class FusedDraft:
 
     def _gate_up(self, stream: Tensor, activation: Tensor) -> None:
         gate_up = self.weights.gate_up
-        own = cut(gate_up.weight, len(stream))
+        own = cut_of(gate_up.weight, len(stream))
         norm_gate_up_silu(
-            stream, None, gate_up.weight, gate_up.bias, activation, self._eps, own.tile,
+            stream, stream, gate_up.weight, gate_up.bias, activation, self._eps, own.tile,
             pdl=self.pdl, row_tile=own.rows,
         )  # fmt: skip
 
@@ -169,7 +169,7 @@ class FusedDraft:
         head_top(
             features, weights.head, views, depth, weights.target_ids, buffers.packed, buffers.sums,
             buffers.ids[:num_rows], buffers.log_probs[:num_rows], self._eps, self._head_tile,
-            folded=weights.scales_head, pdl=self.pdl, row_tile=ROWS if num_rows < MANY_ROWS else 2 * ROWS,
+            scaled=weights.scales_head, pdl=self.pdl, row_tile=ROWS if num_rows < MANY_ROWS else 2 * ROWS,
         )  # fmt: skip
 
     def _extend(self, features: Tensor, views: DraftViews, buffers: DraftBuffers, depth: int, is_last: bool) -> None:
