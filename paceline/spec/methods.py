@@ -115,7 +115,8 @@ PROPOSERS: dict[str, Method] = {
         | {
             "prompt_lookup_min": Option(1, whole(1, 32), "shortest n-gram looked up"),
             "prompt_lookup_max": Option(3, whole(1, 32), "longest n-gram looked up"),
-        },
+        }
+        | BY_PRICE,
         cross_check=_check_ngram,
         chain=lambda options: bool(options["node_budget"] <= options["num_speculative_tokens"]),
     ),

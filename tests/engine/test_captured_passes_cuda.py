@@ -12,7 +12,17 @@ from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.static_inputs import PassRoom
 from tests.engine.test_flight import again, run_with_random_events, some_request
 from tests.engine.test_padded_passes import METHODS, NEED_LOGITS, PLAIN, WARM, asked, clock_of
-from tests.engine.test_rounds import CHAIN, HOT, TREE
+from tests.engine.test_rounds import (
+    CHAIN,
+    HOT,
+    LOOKUPS,
+    NGRAM_TREE,
+    NGRAMS,
+    TREE,
+    assert_same_trees,
+    watch,
+    without_rounds,
+)
 from tests.models.small_models import hf_config_dict, random_weights
 from tests.toy import EOS, VOCAB, run_all, toy_core, toy_request
 
@@ -90,7 +100,7 @@ def test_rounds_change_no_output(seed: int) -> None:
     def capture(room: PassRoom) -> PaddedDecoder:
         return PaddedDecoder(fused, CapturedPasses(fused), room, sizes=(1, 2, 4, 8, 16, 32, 64))
 
-    for config in (TREE, CHAIN):
+    for config in (TREE, CHAIN, NGRAMS, NGRAM_TREE):
         core = toy_core(
             config, decoder=fused, capture=capture, num_blocks=rng.choice([60, 120]), max_num_batched_tokens=64
         )
@@ -100,5 +110,27 @@ def test_rounds_change_no_output(seed: int) -> None:
             answer, found = expected[request.request_id], request.output_token_ids
             assert found == (answer[: len(found)] if request.request_id in aborted else answer), request
         assert core.clock.num_ahead > 5, "meant to run in rounds"
-        accepted = core.speculator.stats()["eagle3"]["num_accepted_tokens"]
+        accepted = core.speculator.stats()[config["method"]]["num_accepted_tokens"]
         assert accepted > 5, "meant to accept drafts"
+
+
+@pytest.mark.parametrize("method", LOOKUPS)
+def test_lookups_on_the_device_make_the_trees_of_the_host(method: str) -> None:
+    from paceline.models.captured_passes import CapturedPasses
+    from paceline.models.fused_decoder import FusedDecoder
+
+    config = config_from_dict(hf_config_dict("qwen3", vocab_size=VOCAB, eos_token_id=EOS))
+    fused = FusedDecoder(Decoder(config, random_weights(config), dtype=torch.bfloat16, device="cuda"))
+
+    def capture(room: PassRoom) -> PaddedDecoder:
+        return PaddedDecoder(fused, CapturedPasses(fused), room, sizes=(1, 2, 4, 8, 16, 32, 64))
+
+    stepwise, core = (
+        toy_core(LOOKUPS[method], decoder=fused, capture=capture, num_blocks=128, max_num_batched_tokens=64)
+        for _ in range(2)
+    )
+    expected, seen = watch(without_rounds(stepwise)), watch(core)
+    plain = run_all(stepwise, asked([PLAIN], 5, max_tokens=60))
+    assert run_all(core, asked([PLAIN], 5, max_tokens=60)) == plain
+    assert core.clock.num_ahead >= core.clock.num_steps // 2, "meant to run in rounds"
+    assert_same_trees(seen, expected, max_depth=4)
