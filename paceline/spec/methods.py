@@ -190,6 +190,7 @@ PROPOSERS: dict[str, Method] = {
         "trained heads on the target's last hidden state guess several tokens at once",
         depth=4,
         nodes=8,
+        options=BY_PRICE,
     ),
     "dflash": feature_method(
         "paceline.spec.feature.dflash:DFlashProposer",

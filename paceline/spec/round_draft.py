@@ -10,10 +10,13 @@ The walk, the keys and values of accepted rows, and the rows of the next pass ar
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.request import Request
+from paceline.models.static_inputs import aligned
 from paceline.ops.rounds import NamedPairs, RoundState
 from paceline.spec.rounds import RoundSize
 
@@ -59,26 +62,54 @@ class RoundDraft(Protocol):
 
 
 class WalkedPairs(NamedTuple):
-    """Room for walks, for drafters that have none of their own. All but the noise's names in one record each."""
+    """[R, F] or [R] int32"""
 
-    slots: Tensor  # [R, F] int32, as all of these
+    slots: Tensor
     positions: Tensor
     next_tokens: Tensor
-    counts: Tensor  # [R]
-    context_lens: Tensor  # [R]: not used
-    noise_keys: Tensor  # [R, 1, 2]: not used
+    counts: Tensor
+    context_lens: Tensor  # not used
+    noise_keys: Tensor  # [R, L, 2]
+
+
+class WalkNoise(NamedTuple):
+    """The target's noise at the next positions of each request."""
+
+    scales: Tensor  # [R] float32: of logits that get noise; 0: none
+    noise_keys: Tensor  # [R, L, 2] int32, with the stride of scales
+    id_constants: Tensor  # [vocab] int32: what noise is made from
 
 
 class WalkedRoom:
-    def __init__(self, room: RoundRoom, device: torch.device) -> None:
-        pairs = self._num_pairs = room.num_pairs
-        self._records = torch.zeros(room.max_requests, 3 * pairs + 4, dtype=torch.int32, device=device)
-        self._hidden_rows = torch.zeros(room.max_requests * pairs, dtype=torch.int32, device=device)
+    """Room for walks, for drafters that have none of their own: one record of ints for each request."""
+
+    def __init__(self, room: RoundRoom, device: torch.device, id_constants: NDArray[np.uint32] | None = None) -> None:
+        """`id_constants`: of the drafter's vocabulary, where its guesses get the target's noise."""
+        self._num_pairs = room.num_pairs
+        self._num_levels = 1 if id_constants is None else room.num_levels
+        record = aligned(3 * room.num_pairs + 3 + 2 * self._num_levels)
+        self._records = torch.zeros(room.max_requests, record, dtype=torch.int32, device=device)
+        self._hidden_rows = torch.zeros(room.max_requests * room.num_pairs, dtype=torch.int32, device=device)
+        constants = np.zeros(0, dtype=np.int32) if id_constants is None else id_constants.view(np.int32).copy()
+        self._id_constants = torch.from_numpy(constants).to(device)
+
+    def begin(self, scales: Tensor) -> None:
+        """Other requests from now on. `scales`: [max_requests] float32."""
+        self._hidden_rows.zero_()  # a row of an earlier, larger pass may not be there
+        self._scales.copy_(scales)
+
+    @property
+    def _scales(self) -> Tensor:
+        return self._records[:, 3 * self._num_pairs + 2].view(torch.float32)
 
     def walked(self, num_requests: int) -> Walked:
         records, pairs = self._records[:num_requests], self._num_pairs
         slots, positions, next_tokens = (records[:, i * pairs : (i + 1) * pairs] for i in range(3))
         counts, context_lens = records[:, 3 * pairs], records[:, 3 * pairs + 1]
-        keys = records[:, 3 * pairs + 2 :].view(num_requests, 1, 2)
-        found = WalkedPairs(slots, positions, next_tokens, counts, context_lens, keys)
+        found = WalkedPairs(slots, positions, next_tokens, counts, context_lens, self.noise(num_requests).noise_keys)
         return Walked(found, self._hidden_rows[: num_requests * pairs])
+
+    def noise(self, num_requests: int) -> WalkNoise:
+        first = 3 * self._num_pairs + 3
+        keys = self._records[:num_requests, first : first + 2 * self._num_levels]
+        return WalkNoise(self._scales[:num_requests], keys.view(num_requests, -1, 2), self._id_constants)

@@ -14,9 +14,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.models.padded_decoder import PaddedDecoder
+from paceline.spec.buckets import largest_bucket
 from paceline.spec.captured_rounds import CapturedRounds
+from paceline.spec.engine_parts import EngineParts
 from paceline.spec.proposer import Budget, Proposer, StepContext
-from paceline.spec.round_draft import RoundDraft
+from paceline.spec.round_draft import RoundDraft, RoundRoom
 from paceline.spec.round_sizes import OPTIONS, RoundSizes
 
 logger = logging.getLogger("paceline")
@@ -89,6 +91,10 @@ class SizedRounds:
             "level": sizes.level,
             "expected_tokens_per_s": sizes.speeds(self._load),
         }
+
+
+def round_room(services: EngineParts, largest: Budget) -> RoundRoom:
+    return RoundRoom(largest_bucket(services.max_num_seqs), largest.num_nodes, largest.max_depth)
 
 
 class RoundsProposer(Proposer):

@@ -15,7 +15,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.drafters.paged import Placement
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.plain_passes import DrawingDecoder
-from paceline.spec.feature import eagle3
+from paceline.spec.feature import eagle3, medusa
 from paceline.spec.feature.device_drafts import plain_drafts
 from paceline.spec.proposer import StepContext
 from tests.engine.test_padded_passes import PLAIN, WARM, asked, small_decoder
@@ -27,6 +27,8 @@ HOT: dict[str, Any] = {"temperature": 2.0}  # noise, which the drafter knows, de
 TREE = {"method": "eagle3", "model": "untrained", "num_speculative_tokens": 3, "node_budget": 7, "draft_width": 3}
 NGRAMS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 NGRAM_TREE = NGRAMS | {"node_budget": 9}
+MEDUSA = {"method": "medusa", "model": "untrained", "num_speculative_tokens": 3, "node_budget": 3}
+MEDUSA_TREE = MEDUSA | {"node_budget": 8, "draft_width": 4}
 LOOKUPS = {"ngrams": NGRAMS, "ngram tree": NGRAM_TREE}
 
 
@@ -39,7 +41,8 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
             target = target.base
         return plain_drafts(network, target, *rest)
 
-    monkeypatch.setattr(eagle3, "placement", lambda _: Placement(torch.device("cpu"), native=False))
+    for module in (eagle3, medusa):
+        monkeypatch.setattr(module, "placement", lambda _: Placement(torch.device("cpu"), native=False))
     monkeypatch.setattr(eagle3, "device_drafts", drafts)
 
 
@@ -114,6 +117,23 @@ def test_lookups_in_rounds_make_the_trees_of_the_host(method: str, options: list
         assert sum(len(accepted) for _, _, accepted in seen.values()) > 5 * count, "meant to accept drafts"
 
 
+@pytest.mark.parametrize("options", [[PLAIN], [HOT], [HOT, WARM, PLAIN]], ids=["greedy", "hot", "mixed"])
+@pytest.mark.parametrize("config", [MEDUSA, MEDUSA_TREE], ids=["chain", "tree"])
+def test_medusa_in_rounds_makes_the_trees_of_the_host(
+    on_device: None, config: dict[str, object], options: list[dict[str, Any]]
+) -> None:
+    decoder = small_decoder()
+    plain = run_all(toy_core(None, decoder=decoder), asked(options, 5, max_tokens=30))
+    stepwise, core = without_rounds(with_rounds(config, decoder)), with_rounds(config, decoder)
+    expected, seen = watch(stepwise), watch(core)
+    assert run_all(stepwise, asked(options, 5, max_tokens=30)) == plain
+    assert run_all(core, asked(options, 5, max_tokens=30)) == plain
+    assert core.clock.num_ahead >= core.clock.num_steps // 2, "meant to run in rounds"
+    assert_same_trees(seen, expected, max_depth=3)
+    if HOT in options:
+        assert sum(len(accepted) for _, _, accepted in seen.values()) > 15, "meant to accept drafts"
+
+
 def test_a_prefix_found_after_rounds_is_the_text_that_was_accepted(on_device: None) -> None:
     """Accepted nodes stand at their places in the cache when another request finds them there, also those of the
     request's last pass."""
@@ -130,7 +150,7 @@ def test_a_prefix_found_after_rounds_is_the_text_that_was_accepted(on_device: No
         )
 
 
-@pytest.mark.parametrize("configs", [[CHAIN, TREE], [NGRAMS, NGRAM_TREE]], ids=["eagle3", "lookups"])
+@pytest.mark.parametrize("configs", [[CHAIN, TREE], [NGRAMS, NGRAM_TREE, MEDUSA_TREE]], ids=["eagle3", "others"])
 def test_requests_come_end_and_are_aborted_between_rounds(on_device: None, configs: list[dict[str, object]]) -> None:
     """Random arrivals, cancellations, stop tokens and a pool that is too small: every answer is the one it gets alone,
     and no block is lost (`check_integrity` after every step)."""

@@ -13,13 +13,11 @@ from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.ops.lookup import MAX_PLACES
-from paceline.spec.buckets import largest_bucket
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.lookup.ngram_index import NgramIndex, copy_from
 from paceline.spec.lookup.ngram_rounds import NgramRoundDraft
 from paceline.spec.proposer import Budget, StepContext
-from paceline.spec.round_draft import RoundRoom
-from paceline.spec.sized_rounds import RoundsProposer, SizedRounds
+from paceline.spec.sized_rounds import RoundsProposer, SizedRounds, round_room
 from paceline.spec.trie import Trie
 
 
@@ -37,7 +35,7 @@ class NgramProposer(RoundsProposer):
         self._indexes: dict[str, NgramIndex] = {}
         target = services.decoder
         if isinstance(target, PaddedDecoder) and min(largest.num_nodes, largest.max_depth) > 0:
-            room = RoundRoom(largest_bucket(services.max_num_seqs), largest.num_nodes, largest.max_depth)
+            room = round_room(services, largest)
             self._device = NgramRoundDraft(self._sizes, room, services.max_model_len, services.device)
             self._rounds = SizedRounds("ngram", self._device, target, largest, size_by_price=size_by_price)
 
