@@ -56,6 +56,7 @@ class PlainPass:
     kind: PassKind
     logits: Tensor | None
     hidden: Tensor | None = None
+    layers: Sequence[int] | None = None  # None: all
 
     def launch(self) -> None:
         self.launch_kernels()
@@ -84,7 +85,7 @@ class PlainPass:
             logits_rows=at[wanted[is_drawn].long()].int(),
             block_size=self.room.block_size,
         )
-        output = self.base.base.forward(batch, self.room.kv_cache, hidden_layers=kind.hidden_layers)
+        output = self.base.base.forward(batch, self.room.kv_cache, hidden_layers=kind.hidden_layers, layers=self.layers)
         drawn = torch.nonzero(is_drawn).flatten()  # logits rows
         if self.logits is not None:
             self.logits[drawn] = output.logits
@@ -109,10 +110,13 @@ def advance_views(inputs: InputViews, num_rows: int, block_size: int) -> None:
 
 
 class PlainPasses:
-    def __init__(self, base: DrawingDecoder) -> None:
-        self.base = base
+    def __init__(self, base: DrawingDecoder, layers: Sequence[int] | None = None) -> None:
+        self.base, self._layers = base, layers
+
+    def over(self, layers: Sequence[int]) -> "PlainPasses":
+        return PlainPasses(self.base, layers)
 
     def make(self, inputs: InputViews, room: PassRoom, kind: PassKind) -> StaticPass:
         vocab = self.base.config.vocab_size
         logits = torch.zeros(inputs.size, vocab) if kind.logits else None
-        return PlainPass(self.base, inputs, room, kind, logits)
+        return PlainPass(self.base, inputs, room, kind, logits, layers=self._layers)

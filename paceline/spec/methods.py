@@ -202,7 +202,8 @@ PROPOSERS: dict[str, Method] = {
         "paceline.spec.model.layer_skip:LayerSkipProposer",
         "self-speculation: some of the target's layers draft, on its own KV",
         model_options()
-        | {"draft_layers": Option(None, optional(whole_list(0, 1000)), "layers that draft; else the tuned ones")},
+        | {"draft_layers": Option(None, optional(whole_list(0, 1000)), "layers that draft; else the tuned ones")}
+        | BY_PRICE,
         derive=derive_from_widths,
         cross_check=check_widths,
         chain=lambda options: options["tree_widths"] is None,

@@ -26,18 +26,21 @@ class SizeOption(NamedTuple):
 
 
 # Tokens per pass do not depend on the machine. The gains of `eagle3` are those of the shipped drafter, greedy, over
-# Spec-Bench prompts (2 and 15 nodes counted in bfloat16 on a GPU, the others and those of `ngram` on a CPU). Of
-# another drafter, and of other texts, the level makes up for the difference.
+# Spec-Bench prompts (2 and 15 nodes counted in bfloat16 on a GPU, the others, and those of `ngram` and `medusa`, on a
+# CPU). Of another drafter, and of other texts, the level makes up for the difference.
 EAGLE_OPTIONS = (
     SizeOption(2, 2, 0.94),
     SizeOption(4, 4, 1.25),
     SizeOption(7, 4, 1.55),
     SizeOption(15, 6, 2.01),
 )
+# Where it depends on the user's models, the gains are those of chains of which 0.6 is accepted at each level.
+CHAIN_OPTIONS = (SizeOption(2, 2, 0.96), SizeOption(4, 4, 1.31), SizeOption(7, 7, 1.46))
 OPTIONS: dict[str, tuple[SizeOption, ...]] = {  # of each method that has rounds, the largest last
     "eagle3": EAGLE_OPTIONS,
     "eagle": EAGLE_OPTIONS,
-    "medusa": (SizeOption(2, 2, 0.6), SizeOption(4, 4, 0.7), SizeOption(7, 4, 0.9), SizeOption(15, 4, 1.1)),
+    "medusa": (SizeOption(2, 2, 0.34), SizeOption(4, 4, 0.36), SizeOption(7, 4, 0.63), SizeOption(15, 4, 0.75)),
+    "layer_skip": CHAIN_OPTIONS,
     "ngram": (SizeOption(2, 2, 0.48), SizeOption(4, 4, 0.60), SizeOption(7, 4, 0.68), SizeOption(15, 6, 0.81)),
 }
 

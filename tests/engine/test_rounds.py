@@ -29,6 +29,8 @@ NGRAMS = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1
 NGRAM_TREE = NGRAMS | {"node_budget": 9}
 MEDUSA = {"method": "medusa", "model": "untrained", "num_speculative_tokens": 3, "node_budget": 3}
 MEDUSA_TREE = MEDUSA | {"node_budget": 8, "draft_width": 4}
+LAYERS = {"method": "layer_skip", "draft_layers": [0, 2], "num_speculative_tokens": 3}
+FIRST_LAYERS = {"method": "draft_model", "num_draft_layers": 1, "num_speculative_tokens": 4}
 LOOKUPS = {"ngrams": NGRAMS, "ngram tree": NGRAM_TREE}
 
 
@@ -134,6 +136,22 @@ def test_medusa_in_rounds_makes_the_trees_of_the_host(
         assert sum(len(accepted) for _, _, accepted in seen.values()) > 15, "meant to accept drafts"
 
 
+@pytest.mark.parametrize("options", [[PLAIN], [HOT, WARM, PLAIN]], ids=["greedy", "mixed"])
+@pytest.mark.parametrize("config", [LAYERS, FIRST_LAYERS], ids=["layer_skip", "draft_model"])
+def test_the_targets_own_layers_draft_in_rounds_what_they_draft_on_the_host(
+    config: dict[str, object], options: list[dict[str, Any]]
+) -> None:
+    decoder = small_decoder()
+    plain = run_all(toy_core(None, decoder=decoder), asked(options, 5, max_tokens=30))
+    stepwise, core = without_rounds(with_rounds(config, decoder)), with_rounds(config, decoder)
+    expected, seen = watch(stepwise), watch(core)
+    assert run_all(stepwise, asked(options, 5, max_tokens=30)) == plain
+    assert run_all(core, asked(options, 5, max_tokens=30)) == plain
+    assert core.clock.num_ahead >= core.clock.num_steps // 2, "meant to run in rounds"
+    assert_same_trees(seen, expected, max_depth=4)
+    assert sum(len(accepted) for _, _, accepted in seen.values()) > 15, "meant to accept drafts"
+
+
 def test_a_prefix_found_after_rounds_is_the_text_that_was_accepted(on_device: None) -> None:
     """Accepted nodes stand at their places in the cache when another request finds them there, also those of the
     request's last pass."""
@@ -150,7 +168,7 @@ def test_a_prefix_found_after_rounds_is_the_text_that_was_accepted(on_device: No
         )
 
 
-@pytest.mark.parametrize("configs", [[CHAIN, TREE], [NGRAMS, NGRAM_TREE, MEDUSA_TREE]], ids=["eagle3", "others"])
+@pytest.mark.parametrize("configs", [[CHAIN, TREE], [NGRAM_TREE, MEDUSA_TREE, LAYERS]], ids=["eagle3", "others"])
 def test_requests_come_end_and_are_aborted_between_rounds(on_device: None, configs: list[dict[str, object]]) -> None:
     """Random arrivals, cancellations, stop tokens and a pool that is too small: every answer is the one it gets alone,
     and no block is lost (`check_integrity` after every step)."""

@@ -11,6 +11,7 @@ CASES = Path(__file__).with_name("triton_draft_cases.py")
 ROUND_CASES = Path(__file__).with_name("triton_round_cases.py")
 LOOKUP_CASES = Path(__file__).with_name("triton_lookup_cases.py")
 PRODUCT_CASES = Path(__file__).with_name("triton_product_cases.py")
+CHAIN_CASES = Path(__file__).with_name("triton_chain_cases.py")
 LONGER = "padding or nan or half or norm or seven_rows"  # words of cases that take seconds in the interpreter
 
 needs_interpreter = pytest.mark.skipif(
@@ -26,6 +27,7 @@ def test_the_draft_kernels_hold_their_cases_in_the_interpreter() -> None:
 @needs_interpreter
 def test_the_kernels_of_rounds_hold_their_cases_in_the_interpreter() -> None:
     run_cases(ROUND_CASES, TRITON_INTERPRET="1")
+    run_cases(CHAIN_CASES, TRITON_INTERPRET="1")
 
 
 @needs_interpreter
@@ -51,3 +53,4 @@ def test_the_draft_kernels_hold_their_cases_on_the_gpu() -> None:
     run_cases(ROUND_CASES, TRITON_INTERPRET="0")
     run_cases(LOOKUP_CASES, TRITON_INTERPRET="0")
     run_cases(PRODUCT_CASES, TRITON_INTERPRET="0")
+    run_cases(CHAIN_CASES, TRITON_INTERPRET="0")
