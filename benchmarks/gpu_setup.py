@@ -73,7 +73,7 @@ def make_llm(model: LoadedModel, method: str, args: Any, *, max_num_seqs: int, m
     method, *sizes = method.split("/")
     speculative: dict[str, Any] = {"method": method}
     speculative |= dict(zip(("node_budget", "num_speculative_tokens"), map(int, sizes), strict=False))
-    if args.tiny and method == "eagle3":
+    if args.tiny and method in ("eagle3", "medusa"):
         speculative["model"] = "untrained"
     return LLM(
         model,

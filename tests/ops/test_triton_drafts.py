@@ -11,6 +11,7 @@ CASES = Path(__file__).with_name("triton_draft_cases.py")
 ROUND_CASES = Path(__file__).with_name("triton_round_cases.py")
 LOOKUP_CASES = Path(__file__).with_name("triton_lookup_cases.py")
 PRODUCT_CASES = Path(__file__).with_name("triton_product_cases.py")
+ENGINE_CASES = Path(__file__).with_name("triton_engine_cases.py")
 CHAIN_CASES = Path(__file__).with_name("triton_chain_cases.py")
 LONGER = "padding or nan or half or norm or seven_rows"  # words of cases that take seconds in the interpreter
 
@@ -38,6 +39,12 @@ def test_the_kernels_of_lookups_hold_their_cases_in_the_interpreter() -> None:
 @needs_interpreter
 def test_the_kernels_of_medusa_hold_their_cases_in_the_interpreter() -> None:
     run_cases(PRODUCT_CASES, TRITON_INTERPRET="1")
+
+
+@pytest.mark.slow
+@needs_interpreter
+def test_the_engine_runs_in_rounds_on_the_kernels_in_the_interpreter() -> None:
+    run_cases(ENGINE_CASES, TRITON_INTERPRET="1")
 
 
 @pytest.mark.slow

@@ -16,10 +16,11 @@ LEVELS, REQUESTS, WIDTH = 4, 5, 3
 
 
 def guesses(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Few different probabilities: many paths are equally likely."""
+    """Few different probabilities: many paths are equally likely. There is room for two requests more."""
     rng = torch.Generator().manual_seed(seed)
-    steps = torch.randint(1, 4, (LEVELS, REQUESTS, WIDTH), generator=rng).float() / 4
-    ids = torch.randint(0, 1000, (LEVELS, REQUESTS, WIDTH), generator=rng).int()
+    shape = (LEVELS, REQUESTS + 2, WIDTH)
+    steps = torch.randint(1, 4, shape, generator=rng).float() / 4
+    ids = torch.randint(0, 1000, shape, generator=rng).int()
     return ids, -steps.cumsum(-1)
 
 
@@ -33,9 +34,12 @@ def test_product_trees_are_those_of_the_plain_twin(num_nodes: int, depth: int, l
     for seed in range(2):
         ids, log_probs = guesses(seed)
         expected, found = (torch.zeros(REQUESTS, 1 + 3 * (num_nodes + 1), dtype=torch.int32) for _ in range(2))
-        plain.product_trees(ids, log_probs, flags, expected, num_nodes, depth, lowest)
+        own = slice(0, REQUESTS)
+        plain.product_trees(ids[:, own], log_probs[:, own], flags, expected, num_nodes, depth, lowest)
         moved = found.to(DEVICE)
-        fused.product_trees(ids.to(DEVICE), log_probs.to(DEVICE), flags.to(DEVICE), moved, num_nodes, depth, lowest)
+        fused.product_trees(
+            ids.to(DEVICE)[:, own], log_probs.to(DEVICE)[:, own], flags.to(DEVICE), moved, num_nodes, depth, lowest
+        )
         most = num_nodes + 1
         assert moved.cpu()[:, : 1 + 2 * most].tolist() == expected[:, : 1 + 2 * most].tolist()
         bits = (tree[:, 1 + 2 * most :].contiguous().view(torch.float32) for tree in (moved.cpu(), expected))

@@ -20,15 +20,14 @@ def _set(values, at, where, is_new, value):
     return tl.where((at == where) & is_new, value, values)
 
 
-@triton.jit(do_not_specialize=["num_requests", "width", "most", "num_nodes", "num_levels", "lowest"])
+@triton.jit(do_not_specialize=["level", "width", "most", "num_nodes", "num_levels", "lowest"])
 def _product_kernel(
-    ids, log_probs, flags, trees, num_requests, width, most, num_nodes, num_levels, num_ranks, lowest,
+    ids, log_probs, flags, trees, level, width, most, num_nodes, num_levels, num_ranks, lowest,
     CANDIDATES: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0)
     at = tl.arange(0, CANDIDATES)
-    own = request * width  # of a level, which has `num_requests * width` guesses
-    level = num_requests * width
+    own = request * width  # of each level: these are `level` apart
     tree = trees + request.to(tl.int64) * (1 + 3 * most)
     first = -tl.load(log_probs + own).to(tl.float64)
     costs = tl.where(at == 0, first, float("inf"))  # of paths: minus their log-probabilities
@@ -75,9 +74,10 @@ def product_trees(
 ) -> None:
     num_levels, num_requests, width = ids.shape
     num_ranks = 1 if num_nodes <= max_depth else width  # room for one path only is filled with one path
+    assert ids.stride() == log_probs.stride() and ids.stride(1) == width
     assert width <= MOST_RANKS.value and num_nodes < MOST_NODES.value
     _product_kernel[(num_requests,)](
-        ids, log_probs, flags, trees, num_requests, width, (trees.shape[1] - 1) // 3, num_nodes,
+        ids, log_probs, flags, trees, ids.stride(0), width, (trees.shape[1] - 1) // 3, num_nodes,
         min(num_levels, max_depth), num_ranks, lowest,
         CANDIDATES=triton.next_power_of_2(2 * num_nodes + 1), num_warps=1,
     )  # fmt: skip

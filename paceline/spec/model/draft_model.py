@@ -65,7 +65,7 @@ class Drafter(Protocol):
         ...
 
     def follow(self, passes: Sequence[RequestPass]) -> None:
-        """The trees of these passes were drafted, by the device or by the host."""
+        """Rounds go on, and the trees of these passes were its own."""
         ...
 
 
@@ -93,7 +93,7 @@ class DraftModelProposer(RoundsProposer):
 
     def observe(self, step: StepContext) -> None:
         super().observe(step)
-        if self._rounds is not None:
+        if step.drafted is not None:  # elsewhere trees may be those of several drafters
             self._drafter.follow(step.passes)
         for request in step.gone:
             self._drafter.forget(request)
