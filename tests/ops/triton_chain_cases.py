@@ -11,10 +11,10 @@ from paceline.ops.triton import rounds as fused_rounds
 from tests.ops.triton_round_cases import BLOCK_SIZE, DEVICE, MOST, VOCAB, Case, make_case
 
 
-@pytest.mark.parametrize(("step", "rows_each"), [(0, 1), (0, 2), (1, 1), (3, 1)])
+@pytest.mark.parametrize(("step", "rows_each"), [(0, 2), (1, 1)])
 @pytest.mark.parametrize("greedy", [False, True])
 def test_rows_of_a_chain_are_those_of_the_plain_twin(step: int, rows_each: int, greedy: bool) -> None:
-    for seed in range(2):
+    for seed in range(1 if DEVICE == "cpu" else 4):
         cases: list[Case] = [make_case(seed), make_case(seed, DEVICE)]
         parts = ((plain_rounds, plain), (fused_rounds, fused))
         for (rounds, kernels), case in zip(parts, cases, strict=True):

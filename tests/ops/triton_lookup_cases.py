@@ -11,8 +11,9 @@ from tests.ops.lookup_cases import check
 DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
 
 
-@pytest.mark.parametrize("budget", [Budget(4, 4), Budget(11, 4), Budget(3, 7)], ids=["chain", "tree", "cut"])
-@pytest.mark.parametrize("sizes", [range(1, 4), range(2, 6)], ids=["1-3", "2-5"])
+@pytest.mark.parametrize(
+    ("sizes", "budget"), [(range(1, 4), Budget(4, 4)), (range(1, 4), Budget(11, 4)), (range(2, 6), Budget(3, 7))]
+)
 def test_trees_are_those_of_the_host(sizes: range, budget: Budget) -> None:
     for seed in range(1 if DEVICE == "cpu" else 20):
         check(lookup, seed, sizes, budget, DEVICE)
