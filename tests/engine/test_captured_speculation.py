@@ -15,7 +15,11 @@ def test_auto_is_the_trained_drafter_by_price_or_plain_decoding() -> None:
 
 @pytest.mark.parametrize("method", OPTIONS)
 def test_a_drafter_with_rounds_takes_the_size_that_pays(method: str) -> None:
-    own = {"prompt_lookup_max": 5} if method == "ngram" else {"model": "untrained"}
+    others: dict[str, dict[str, object]] = {
+        "ngram": {"prompt_lookup_max": 5},
+        "layer_skip": {"draft_sampling": "greedy"},
+    }
+    own = others.get(method, {"model": "untrained"})
     config, may_fall_back = where_captured(SpeculativeConfig.parse({"method": method, **own}))
     assert config is not None and not may_fall_back
     assert config.method == method and own.items() <= config.options.items()
