@@ -88,8 +88,10 @@ def make_llm(model: LoadedModel, method: str, args: Any, *, max_num_seqs: int, m
     method, *sizes = method.split("/")
     speculative: dict[str, Any] = {"method": method}
     speculative |= dict(zip(("node_budget", "num_speculative_tokens"), map(int, sizes), strict=False))
-    if method == "eagle3" and (drafter := "untrained" if args.tiny else args.drafter):
-        speculative["model"] = drafter
+    if args.tiny and method in ("eagle3", "medusa"):
+        speculative["model"] = "untrained"
+    elif method == "eagle3" and args.drafter:
+        speculative["model"] = args.drafter
     return LLM(
         model,
         speculative,

@@ -21,10 +21,10 @@ from paceline.ops.triton.draft_attention import KEYS, PathScratch, attend_paths
 from paceline.ops.triton.draft_top import head_top, num_stretches
 from paceline.ops.triton.fused_linear import linear_rows, split_sizes
 from paceline.ops.triton.tiles import Tile
-from paceline.spec.feature.captured_drafts import read_trees
 from paceline.spec.feature.draft_inputs import DraftInputs, DraftViews, RequestInts
 from paceline.spec.feature.draft_levels import DraftRoom, DraftShape, PlainDraft, plain_attend, plain_top
 from paceline.spec.feature.fused_draft import FusedDraft
+from paceline.spec.tree_answers import read_trees
 
 INTERPRETED = triton.knobs.runtime.interpret
 DEVICE = "cpu" if INTERPRETED else "cuda"

@@ -11,12 +11,13 @@ from paceline.ops.triton.draft_beam import Front, NextRows, Nodes, empty_nodes
 from paceline.ops.triton.draft_top import num_stretches
 from paceline.ops.triton.draft_tree import num_found
 from paceline.ops.triton.fused_linear import split_sizes
-from paceline.ops.triton.tiles import ROW_STEPS, Tile, cut_of, tile_for
+from paceline.ops.triton.tiles import ROW_STEPS, ROWS, Tile, cut_of, tile_for
 from paceline.spec.feature.draft_levels import DraftRoom
 
 # Tokens of the head in one program: at least as many as a node has children (device_drafts.MAX_WIDTH). Of a large
 # vocabulary fewer and longer stretches leave less to join.
 STRETCH, LONG_STRETCH, LONG_FROM = 64, 128, 32768
+MANY_ROWS = 64  # of a level: from here on programs of the head have twice as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +94,8 @@ def head_tile(head: Tensor) -> Tile:
     vocab, size = head.shape
     into = min(64, tile_for(vocab, size, head.dtype).into)
     return Tile(out=LONG_STRETCH if vocab >= LONG_FROM else STRETCH, into=into, warps=4, stages=3)
+
+
+def head_rows(num_rows: int) -> int:
+    """Rows of a program of the head, in a level of so many."""
+    return ROWS if num_rows < MANY_ROWS else 2 * ROWS

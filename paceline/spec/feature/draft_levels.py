@@ -232,7 +232,20 @@ def plain_attend(
     return mixed.reshape(num_requests, width, num_heads, dim)
 
 
-def plain_top(logits: Tensor, views: DraftViews, depth: int, k: int) -> tuple[Tensor, Tensor]:
+class Noise(Protocol):
+    """As ops/triton/draft_top.py has it."""
+
+    @property
+    def scales(self) -> Tensor: ...
+
+    @property
+    def noise_keys(self) -> Tensor: ...
+
+    @property
+    def id_constants(self) -> Tensor: ...
+
+
+def plain_top(logits: Tensor, views: Noise, depth: int, k: int) -> tuple[Tensor, Tensor]:
     """logits [R, rows, vocab] -> ids and log-probabilities, [R, rows, k], likeliest first"""
     warm = views.scales > 0.0
     if bool(warm.any()):

@@ -24,12 +24,10 @@ from paceline.ops.triton.fused_linear import linear_residual, linear_rows
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
 from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
 from paceline.ops.triton.product import NO_PDL
-from paceline.ops.triton.tiles import ROWS, cut_of
-from paceline.spec.feature.draft_buffers import DraftBuffers, allocate_buffers, head_tile
+from paceline.ops.triton.tiles import cut_of
+from paceline.spec.feature.draft_buffers import DraftBuffers, allocate_buffers, head_rows, head_tile
 from paceline.spec.feature.draft_inputs import DraftViews
 from paceline.spec.feature.draft_levels import DraftRoom, DraftShape
-
-MANY_ROWS = 64  # of a level: from here on programs of the head have twice as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +167,7 @@ class FusedDraft:
         head_top(
             features, weights.head, views, depth, weights.target_ids, buffers.packed, buffers.sums,
             buffers.ids[:num_rows], buffers.log_probs[:num_rows], self._eps, self._head_tile,
-            scaled=weights.scales_head, pdl=self.pdl, row_tile=ROWS if num_rows < MANY_ROWS else 2 * ROWS,
+            scaled=weights.scales_head, pdl=self.pdl, row_tile=head_rows(num_rows),
         )  # fmt: skip
 
     def _extend(self, features: Tensor, views: DraftViews, buffers: DraftBuffers, depth: int, is_last: bool) -> None:

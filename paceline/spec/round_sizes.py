@@ -25,16 +25,29 @@ class SizeOption(NamedTuple):
         return Budget(self.nodes, self.depth)
 
 
-# The gains are those of the shipped EAGLE-3 drafter, greedy, over Spec-Bench prompts: tokens per pass, which do not
-# depend on the machine (2 and 15 nodes counted in bfloat16 on a GPU, the others on a CPU). Of another drafter the level
-# makes up for the difference.
-OPTIONS = (
+# Tokens per pass do not depend on the machine. The gains of `eagle3` are those of the shipped drafter, greedy, over
+# Spec-Bench prompts (2 and 15 nodes counted in bfloat16 on a GPU, the others, and those of `ngram` and `medusa`, on a
+# CPU). Of another drafter, and of other texts, the level makes up for the difference.
+EAGLE_OPTIONS = (
     SizeOption(2, 2, 0.94),
     SizeOption(4, 4, 1.25),
     SizeOption(7, 4, 1.55),
     SizeOption(15, 6, 2.01),
 )
-LARGEST = OPTIONS[-1].budget
+# Where it depends on the user's models, the gains are those of chains of which 0.6 is accepted at each level.
+CHAIN_OPTIONS = (SizeOption(2, 2, 0.96), SizeOption(4, 4, 1.31), SizeOption(7, 7, 1.46))
+OPTIONS: dict[str, tuple[SizeOption, ...]] = {  # of each method that has rounds, the largest last
+    "eagle3": EAGLE_OPTIONS,
+    "eagle": EAGLE_OPTIONS,
+    "medusa": (SizeOption(2, 2, 0.34), SizeOption(4, 4, 0.36), SizeOption(7, 4, 0.63), SizeOption(15, 4, 0.75)),
+    "layer_skip": CHAIN_OPTIONS,
+    "ngram": (SizeOption(2, 2, 0.48), SizeOption(4, 4, 0.60), SizeOption(7, 4, 0.68), SizeOption(15, 6, 0.81)),
+}
+
+
+def largest_of(method: str) -> Budget:
+    return OPTIONS[method][-1].budget
+
 
 WINDOW = 128  # rounds of one request that the level is the mean of, roughly
 PRIOR = 4  # as many rounds the level's beginning is worth
@@ -55,7 +68,7 @@ class RoundSizes:
     def __init__(
         self,
         times: Mapping[int, Sequence[float | None]],
-        options: Sequence[SizeOption] = OPTIONS,
+        options: Sequence[SizeOption],
     ) -> None:
         """`times`: captured number of requests -> seconds of a plain pass, then of a round of each option; None: there
         is no such size."""
