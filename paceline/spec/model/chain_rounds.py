@@ -40,7 +40,9 @@ class ChainRoundDraft:
         self._kernels = _kernels(device)
         self._walked = WalkedRoom(room, device)
         self._trees = torch.zeros(room.max_requests, 1 + 3 * room.num_nodes, dtype=torch.int32, device=device)
-        self._trees[:, 1 + room.num_nodes : 1 + 2 * room.num_nodes] = torch.arange(-1, room.num_nodes - 1)
+        self._trees[:, 1 + room.num_nodes : 1 + 2 * room.num_nodes] = torch.arange(
+            -1, room.num_nodes - 1, device=device
+        )
 
     def begin(self, size: RoundSize, requests: Sequence[Request]) -> bool:
         return all(self._knows(request) for request in requests)
