@@ -9,7 +9,8 @@ product over neighbouring inputs.
 
 A group's scale and zero are float16, one int32 together. Scales are kept relative to a power of two for each output,
 so that float16's range suffices; where an output has one scale only, it is `row_scales` itself, in float32. `rounded`
-is to the type of the activations: the kernels multiply in that type, as with a plain weight.
+is to the type of the activations: the kernels multiply in that type, as with a plain weight. Where 4-bit values have
+whole numbers for zeros nothing is rounded: `values - zeros` is multiplied, and the sum over a group gets its scale.
 """
 
 import math
@@ -23,6 +24,7 @@ PARTS = {"int4": 4, "int8": 2, "fp8": 2}  # values of a word
 BITS = {"int4": 4, "int8": 8, "fp8": 8}
 OFFSETS = {"int4": 16.0, "int8": 256.0}  # what a value is added to before its one multiply-add
 LARGEST_HALF = 65504.0
+MOST_WHOLE = 127  # zeros up to here leave 128 + zero a number of bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class PackedWeight:
     into: int  # inputs of a part of a step
     shape: tuple[int, int]  # [out, in]
     dtype: torch.dtype  # that it is multiplied in
+    scales_sums: bool = False  # scales are for sums over groups, not for values: nothing is rounded
 
     def rows(self, which: Tensor) -> Tensor:
         """[len(which), in] float32: these outputs, as the kernels multiply them."""
@@ -90,7 +93,10 @@ class PackedWeight:
         values = ((words >> shifts) & ((1 << bits) - 1)).flatten(1)[:, :num_in]
         pairs = self.scales[1:, which].t().flatten().view(torch.float16).float()
         pairs = pairs.view(len(which), -1, 2).repeat_interleave(self.group, dim=1)
-        made = _widened(values, pairs[..., 0], pairs[..., 1], self.kind).to(self.dtype).float()
+        if self.scales_sums:
+            made = (values - pairs[..., 1]) * pairs[..., 0]
+        else:
+            made = _widened(values, pairs[..., 0], pairs[..., 1], self.kind).to(self.dtype).float()
         return made * self.scales[0, which].view(torch.float32)[:, None]
 
     def widened(self) -> Tensor:
@@ -126,7 +132,9 @@ def pack(grouped: GroupedValues, into: int, dtype: torch.dtype) -> PackedWeight:
     row_scales, pairs = _scale_pairs(grouped)
     scales = torch.cat([row_scales.view(torch.int32)[None], pairs])
     words = _words(grouped.values, PARTS[grouped.kind], BITS[grouped.kind], into)
-    return PackedWeight(words, scales, grouped.kind, group, into, (num_out, num_in), dtype)
+    are_whole = grouped.kind == "int4" and bool(((grouped.zeros == grouped.zeros.round()) & (grouped.zeros >= 0)).all())
+    scales_sums = are_whole and float(grouped.zeros.max()) <= MOST_WHOLE
+    return PackedWeight(words, scales, grouped.kind, group, into, (num_out, num_in), dtype, scales_sums)
 
 
 def _words(values: Tensor, parts: int, bits: int, into: int) -> Tensor:

@@ -56,7 +56,9 @@ def tile_for(num_out: int, num_in: int, dtype: torch.dtype) -> Tile:
 # (kind, outputs, inputs) of a packed weight -> its tile; the step must suit the groups, else `packed_tile` shortens it
 PACKED: dict[tuple[str, int, int], Tile] = {}
 
-PACKED_INTO = 64  # inputs of a part of a step: 128 bytes of an output
+# Inputs of a part of a step: as many as two warps have registers for, beside 64 outputs
+PACKED_INTO = {"int4": 32, "int8": 64, "fp8": 64}
+PACKED_OUTS = ((65536, 128), (MANY_OUTPUTS, 64), (4096, 32))  # from so many outputs on: outputs of a program
 PACKED_WASTE = 1.15  # a row is padded to whole steps: how many more bytes that may take
 
 
@@ -64,9 +66,9 @@ def packed_tile(kind: str, num_out: int, num_in: int, group: int) -> Tile:
     """The tile of a weight of 4 or 8 bits, which is packed for its steps. A function of these alone."""
     tile = PACKED.get((kind, num_out, num_in))
     if tile is None:
-        outs = 64 if num_out >= MANY_OUTPUTS else 32 if num_out >= MANY_OUTPUTS // 2 else 16
+        outs = next((outs for least, outs in PACKED_OUTS if num_out >= least), 16)
         splits = 4 if num_in >= 4096 and num_out < MANY_OUTPUTS else 1
-        tile = Tile(outs, PACKED_INTO, max(2, outs // 16), 4, splits)  # widening takes more warps than reading
+        tile = Tile(outs, PACKED_INTO[kind], max(2, outs // 32), 4, splits)
     into = tile.into
     while into > 16 and (
         _padded(num_in, into * PARTS[kind]) > PACKED_WASTE * num_in or (group < num_in and group % into)
@@ -106,8 +108,10 @@ def widened(tile: Tile, weight: Weight, num_rows: int, *, normed: bool) -> Tile:
     packed weight has been packed for one step.
     Two warps keep the compiler from taking Hopper's other product instruction, which adds in another order."""
     row_tiles, num_out = -(-num_rows // WIDE_ROWS), weight.shape[0]
+    is_packed = isinstance(weight, PackedWeight)
+    row_tiles *= tile.splits if is_packed else 1
     wide = [out for out in WIDE_OUTS if out > tile.out and row_tiles * -(-num_out // out) >= ENOUGH_PROGRAMS]
-    into = tile.into if normed or isinstance(weight, PackedWeight) else min(tile.into, WIDE_INTO)
+    into = tile.into if normed or is_packed else min(tile.into, WIDE_INTO)
     return replace(tile, out=wide[0] if wide else tile.out, into=into, warps=2, stages=min(tile.stages, 3))
 
 
