@@ -85,6 +85,10 @@ class PackedWeight:
     dtype: torch.dtype  # that it is multiplied in
     scales_sums: bool = False  # scales are for sums over groups, not for values: nothing is rounded
 
+    def has_finite_scales(self) -> bool:
+        rows, pairs = self.scales[0].view(torch.float32), self.scales[1:].view(torch.float16)
+        return bool(rows.isfinite().all()) and bool(pairs.isfinite().all())
+
     def rows(self, which: Tensor) -> Tensor:
         """[len(which), in] float32: these outputs, as the kernels multiply them."""
         num_in, parts, bits = self.shape[1], PARTS[self.kind], BITS[self.kind]

@@ -11,13 +11,14 @@ import torch
 from paceline.core.forward import Decoder as AnyDecoder
 from paceline.core.model_config import ModelConfig
 from paceline.core.weights import QuantizedTensor
-from paceline.errors import InvalidOptionError
+from paceline.errors import InvalidOptionError, ModelLoadError
 from paceline.models import loader
 from paceline.models.convert import convert_gguf
 from paceline.models.decoder import Decoder
 from paceline.models.gguf_file import GgufFile
 from paceline.models.loader import load_model
 from paceline.models.loading import load_config, load_weights
+from paceline.models.memory import weight_bytes
 from paceline.ops import native
 from tests.forward_batches import Pool, Rows
 from tests.models.small_gguf import BLOCK_CONFIG, write_model
@@ -129,6 +130,18 @@ def test_cuda_keeps_the_blocks_of_a_quantized_file_unless_plain_weights_are_aske
         assert not plain.decoder.packs and isinstance(plain.decoder.weights[name], torch.Tensor)
     with pytest.raises(InvalidOptionError, match="'gguf' needs the native CPU kernels, or on CUDA the fused ones"):
         load_model(str(gguf_path), device="cuda", quantization="gguf", kernels="torch")
+
+
+def test_too_little_memory_of_a_gpu_is_seen_before_loading(gguf_path: Path, gpu: pytest.MonkeyPatch) -> None:
+    """Packed weights, and the embedding beside them."""
+    config = load_config(gguf_path)
+    embedding = 2 * config.vocab_size * config.hidden_size
+    packed = weight_bytes(gguf_path, config, torch.bfloat16, "gguf")
+    gpu.setattr(torch.cuda, "mem_get_info", lambda *args: (packed + embedding, 10**12))
+    load_model(str(gguf_path), device="cuda")
+    gpu.setattr(torch.cuda, "mem_get_info", lambda *args: (packed + embedding - 1, 10**12))
+    with pytest.raises(ModelLoadError, match=r"takes about 0\.\d GB of GPU memory"):
+        load_model(str(gguf_path), device="cuda")
 
 
 @pytest.mark.parametrize("lacks", ["the package triton", "compute capability 8.0", "heads of 8 numbers"])
