@@ -144,9 +144,11 @@ def pack(grouped: GroupedValues, into: int, dtype: torch.dtype) -> PackedWeight:
 def _words(values: Tensor, parts: int, bits: int, into: int) -> Tensor:
     num_out, num_in = values.shape
     padded = torch.nn.functional.pad(values, (0, -num_in % (into * parts)))  # what stands there meets zeros
-    cut = padded.view(num_out, -1, parts, into).to(torch.int32)
-    words = sum((cut[:, :, part] << (bits * part) for part in range(1, parts)), start=cut[:, :, 0])
-    return words.to(torch.int16).flatten(1).contiguous()
+    cut = padded.view(num_out, -1, parts, into)
+    words = cut[:, :, 0].to(torch.int16)
+    for part in range(1, parts):
+        words |= cut[:, :, part].to(torch.int16) << (bits * part)
+    return words.flatten(1)
 
 
 def _scale_pairs(grouped: GroupedValues) -> tuple[Tensor, Tensor]:
