@@ -23,6 +23,7 @@ from torch import Tensor
 PARTS = {"int4": 4, "int8": 2, "fp8": 2}  # values of a word
 BITS = {"int4": 4, "int8": 8, "fp8": 8}
 OFFSETS = {"int4": 16.0, "int8": 256.0}  # what a value is added to before its one multiply-add
+CENTERS = {"int4": 8.0, "int8": 0.0, "fp8": 0.0}  # zeros are kept less this: the rest of most is small, and finer
 LARGEST_HALF = 65504.0
 MOST_WHOLE = 127  # zeros up to here leave 128 + zero a number of bfloat16
 
@@ -97,10 +98,11 @@ class PackedWeight:
         values = ((words >> shifts) & ((1 << bits) - 1)).flatten(1)[:, :num_in]
         pairs = self.scales[1:, which].t().flatten().view(torch.float16).float()
         pairs = pairs.view(len(which), -1, 2).repeat_interleave(self.group, dim=1)
+        zeros = pairs[..., 1] + CENTERS[self.kind]
         if self.scales_sums:
-            made = (values - pairs[..., 1]) * pairs[..., 0]
+            made = (values - zeros) * pairs[..., 0]
         else:
-            made = _widened(values, pairs[..., 0], pairs[..., 1], self.kind).to(self.dtype).float()
+            made = _widened(values, pairs[..., 0], zeros, self.kind).to(self.dtype).float()
         return made * self.scales[0, which].view(torch.float32)[:, None]
 
     def widened(self) -> Tensor:
@@ -160,7 +162,7 @@ def _scale_pairs(grouped: GroupedValues) -> tuple[Tensor, Tensor]:
         largest = scales.abs().amax(1)
         row_scales = torch.exp2(torch.floor(torch.log2(torch.where(largest > 0, largest, 1.0))))
         relative = scales / row_scales[:, None]
-    pairs = torch.stack([relative, grouped.zeros], dim=-1).half()
+    pairs = torch.stack([relative, grouped.zeros - CENTERS[grouped.kind]], dim=-1).half()
     return row_scales, pairs.view(torch.int32).squeeze(-1).t().contiguous()
 
 

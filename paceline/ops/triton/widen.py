@@ -73,13 +73,13 @@ def _float8(words, PART: tl.constexpr):
 @triton.jit
 def widened(words, pair, PART: tl.constexpr, FORMAT: tl.constexpr, ONE_GROUP: tl.constexpr, dtype: tl.constexpr):
     """[IN, OUT]: the values of one part of the words, times their scale. `pair`: [OUT] int32, scale and zero in
-    float16; with ONE_GROUP the scale is 1. FORMAT 4 leaves it to the sum."""
+    float16, the zero of 4-bit values less 8; with ONE_GROUP the scale is 1. FORMAT 4 leaves it to the sum."""
     if FORMAT == 4:
         zero = _halves(pair, 1)
         if INTERPRETED or dtype != tl.bfloat16:
-            made = ((words.to(tl.int32) >> (4 * PART)) & 15).to(tl.float32) - zero[None, :]
+            made = ((words.to(tl.int32) >> (4 * PART)) & 15).to(tl.float32) - (zero + 8.0)[None, :]
         else:
-            rest = (-128.0 - zero).to(tl.bfloat16)[None, :]
+            rest = (-136.0 - zero).to(tl.bfloat16)[None, :]
             made = tl.inline_asm_elementwise(
                 _whole_asm(PART), "=r,r,r", [words, rest], dtype=tl.bfloat16, is_pure=True, pack=2
             )
@@ -93,7 +93,7 @@ def widened(words, pair, PART: tl.constexpr, FORMAT: tl.constexpr, ONE_GROUP: tl
         if not ONE_GROUP:
             made = made.to(tl.float32) * _halves(pair, 0)[None, :]
     else:
-        offset: tl.constexpr = 16.0 if FORMAT == 1 else 256.0
+        offset: tl.constexpr = 24.0 if FORMAT == 1 else 256.0
         made, zero = _integers(words, PART, FORMAT), _halves(pair, 1)
         if ONE_GROUP:
             made -= (zero + offset)[None, :]
