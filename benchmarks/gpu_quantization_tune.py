@@ -27,19 +27,18 @@ def candidates(product: Product, quick: bool) -> list[Cut]:
     if quick:
         into = packed_tile(kind, product.num_out, product.num_in, group).into
         return [Cut(ROWS, Tile(16, into, 2, 3)), Cut(ROWS, Tile(32, into, 4, 3))]
-    is_added = product.kind in ("output", "down")
     outs = [64, 128] if product.kind == "head" else [32, 64] if product.kind == "gate_up" else [16, 32, 64]
+    splits = {"output": [1, 2], "down": [2, 4]}.get(product.kind, [1])
+    intos = [into for into in (64, 32, 16) if group >= product.num_in or group % into == 0][:2]
     found = []
-    for out, into, warps, stages, splits in itertools.product(
-        outs, [16, 32, 64, 128], [2, 4], [3, 5], [1, 2, 4] if is_added else [1]
-    ):
+    for out, into, warps, stages, split in itertools.product(outs, intos, [2, 4], [3, 5], splits):
         step = into * PARTS[kind]
         padded = -(-product.num_in // step) * step
         fits = (16 * step + out * into) * 2 * (stages - 1) < SHARED_BYTES
-        suits = (group >= product.num_in or group % into == 0) and padded <= PACKED_WASTE * product.num_in
-        in_use = 2 * step * splits <= product.num_in and out >= 8 * warps
-        if fits and suits and in_use and out <= product.heads.dim * 2:
-            found.append(Cut(ROWS, Tile(out, into, warps, stages, splits)))
+        # With more threads than outputs the compiler reads scales late, one by one
+        suits = padded <= PACKED_WASTE * product.num_in and (kind != "int4" or out >= 32 * warps or out <= 16)
+        if fits and suits and out >= 8 * warps and out <= product.heads.dim * 2:
+            found.append(Cut(ROWS, Tile(out, into, warps, stages, split)))
     return found
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.core.forward import ForwardBatch, ForwardOutput
 from paceline.core.model_config import ModelConfig
 from paceline.core.weights import QuantizedTensor, Weights
-from paceline.errors import InvalidOptionError
+from paceline.errors import InvalidOptionError, ModelLoadError
 from paceline.models.dequantize import dequantize
 from paceline.models.layout import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
 from paceline.models.quantized.grouped import packed_weight
@@ -231,7 +231,12 @@ class Decoder:
         return self.embedding if is_tied else self._tensor(HEAD)
 
     def _packed(self, *names: str) -> PackedWeight | None:
-        return packed_weight([self._weights[n] for n in names], self.dtype, self.device) if self._packs else None
+        packed = packed_weight([self._weights[n] for n in names], self.dtype, self.device) if self._packs else None
+        if packed is not None and not packed.has_finite_scales():
+            raise ModelLoadError(
+                f"{' or '.join(names)} has scales that are not finite numbers: the file is damaged. Fetch it again."
+            )
+        return packed
 
     def _fused(self, prefix: str, *names: str) -> Linear:
         """The named linears, stacked: one product instead of several."""

@@ -20,7 +20,7 @@ from paceline.errors import InvalidOptionError
 from paceline.models.decoder import Decoder
 from paceline.models.gguf_file import GgufFile
 from paceline.models.loading import folder_scheme, gguf_path, load_config, load_tokenizer, read_weights
-from paceline.models.memory import check_memory
+from paceline.models.memory import check_memory, fits_widened
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.quantized.int8 import Int8Weights
 from paceline.models.resolve import resolve_model
@@ -80,6 +80,8 @@ def load_model(
     invariant = not use_native and _batch_invariant(batch_invariant, target, config)
     is_plain = config.head_dim <= FUSED_HEAD_DIM and not config.special_parts
     use_fused = invariant and target.type == "cuda" and kernels == "auto" and is_plain
+    if quantization == "auto" and use_fused and fits_widened(path, config, torch_dtype):
+        quantization = None  # faster (docs/gpu.md), as long as there is room
     quantization = _quantization(quantization, path, dtype, use_native or use_fused)
     if dtype == "auto" and quantization and use_native:
         torch_dtype = torch.float16  # keys and values: finer than the weights, at half the bytes of float32
@@ -173,7 +175,7 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def _quantization(asked: str | None, path: Path, dtype: str, has_kernels: bool) -> str | None:
-    """auto: compute on the file's own blocks or values, the fastest way that leaves its weights as they are.
+    """auto: compute on the file's own blocks or values, on a CPU the fastest way that leaves its weights as they are.
 
     A model in plain floating point, and one for which a dtype was asked, is computed in floating point."""
     if asked == "auto":

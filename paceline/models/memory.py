@@ -28,6 +28,15 @@ def check_memory(path: Path, config: ModelConfig, dtype: torch.dtype, quantizati
         )
 
 
+WIDENED_SHARE = 0.5  # of the GPU's free memory that widened weights may take: keys and values need the rest
+
+
+def fits_widened(path: Path, config: ModelConfig, dtype: torch.dtype) -> bool:
+    """Whether quantized weights may be widened on the GPU."""
+    available = available_bytes("cuda")
+    return available is None or weight_bytes(path, config, dtype, None) <= WIDENED_SHARE * available
+
+
 def weight_bytes(path: Path, config: ModelConfig, dtype: torch.dtype, quantization: str | None) -> int:
     """About what the weights take once they are loaded."""
     if quantization in ("gguf", "checkpoint"):

@@ -9,7 +9,8 @@ product over neighbouring inputs.
 
 A group's scale and zero are float16, one int32 together. Scales are kept relative to a power of two for each output,
 so that float16's range suffices; where an output has one scale only, it is `row_scales` itself, in float32. `rounded`
-is to the type of the activations: the kernels multiply in that type, as with a plain weight.
+is to the type of the activations: the kernels multiply in that type, as with a plain weight. Where 4-bit values have
+whole numbers for zeros nothing is rounded: `values - zeros` is multiplied, and the sum over a group gets its scale.
 """
 
 import math
@@ -22,7 +23,9 @@ from torch import Tensor
 PARTS = {"int4": 4, "int8": 2, "fp8": 2}  # values of a word
 BITS = {"int4": 4, "int8": 8, "fp8": 8}
 OFFSETS = {"int4": 16.0, "int8": 256.0}  # what a value is added to before its one multiply-add
+CENTERS = {"int4": 8.0, "int8": 0.0, "fp8": 0.0}  # zeros are kept less this: the rest of most is small, and finer
 LARGEST_HALF = 65504.0
+MOST_WHOLE = 127  # zeros up to here leave 128 + zero a number of bfloat16
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,11 @@ class PackedWeight:
     into: int  # inputs of a part of a step
     shape: tuple[int, int]  # [out, in]
     dtype: torch.dtype  # that it is multiplied in
+    scales_sums: bool = False  # scales are for sums over groups, not for values: nothing is rounded
+
+    def has_finite_scales(self) -> bool:
+        rows, pairs = self.scales[0].view(torch.float32), self.scales[1:].view(torch.float16)
+        return bool(rows.isfinite().all()) and bool(pairs.isfinite().all())
 
     def rows(self, which: Tensor) -> Tensor:
         """[len(which), in] float32: these outputs, as the kernels multiply them."""
@@ -90,7 +98,11 @@ class PackedWeight:
         values = ((words >> shifts) & ((1 << bits) - 1)).flatten(1)[:, :num_in]
         pairs = self.scales[1:, which].t().flatten().view(torch.float16).float()
         pairs = pairs.view(len(which), -1, 2).repeat_interleave(self.group, dim=1)
-        made = _widened(values, pairs[..., 0], pairs[..., 1], self.kind).to(self.dtype).float()
+        zeros = pairs[..., 1] + CENTERS[self.kind]
+        if self.scales_sums:
+            made = (values - zeros) * pairs[..., 0]
+        else:
+            made = _widened(values, pairs[..., 0], zeros, self.kind).to(self.dtype).float()
         return made * self.scales[0, which].view(torch.float32)[:, None]
 
     def widened(self) -> Tensor:
@@ -126,15 +138,19 @@ def pack(grouped: GroupedValues, into: int, dtype: torch.dtype) -> PackedWeight:
     row_scales, pairs = _scale_pairs(grouped)
     scales = torch.cat([row_scales.view(torch.int32)[None], pairs])
     words = _words(grouped.values, PARTS[grouped.kind], BITS[grouped.kind], into)
-    return PackedWeight(words, scales, grouped.kind, group, into, (num_out, num_in), dtype)
+    are_whole = grouped.kind == "int4" and bool(((grouped.zeros == grouped.zeros.round()) & (grouped.zeros >= 0)).all())
+    scales_sums = are_whole and float(grouped.zeros.max()) <= MOST_WHOLE
+    return PackedWeight(words, scales, grouped.kind, group, into, (num_out, num_in), dtype, scales_sums)
 
 
 def _words(values: Tensor, parts: int, bits: int, into: int) -> Tensor:
     num_out, num_in = values.shape
     padded = torch.nn.functional.pad(values, (0, -num_in % (into * parts)))  # what stands there meets zeros
-    cut = padded.view(num_out, -1, parts, into).to(torch.int32)
-    words = sum((cut[:, :, part] << (bits * part) for part in range(1, parts)), start=cut[:, :, 0])
-    return words.to(torch.int16).flatten(1).contiguous()
+    cut = padded.view(num_out, -1, parts, into)
+    words = cut[:, :, 0].to(torch.int16)
+    for part in range(1, parts):
+        words |= cut[:, :, part].to(torch.int16) << (bits * part)
+    return words.flatten(1)
 
 
 def _scale_pairs(grouped: GroupedValues) -> tuple[Tensor, Tensor]:
@@ -146,7 +162,7 @@ def _scale_pairs(grouped: GroupedValues) -> tuple[Tensor, Tensor]:
         largest = scales.abs().amax(1)
         row_scales = torch.exp2(torch.floor(torch.log2(torch.where(largest > 0, largest, 1.0))))
         relative = scales / row_scales[:, None]
-    pairs = torch.stack([relative, grouped.zeros], dim=-1).half()
+    pairs = torch.stack([relative, grouped.zeros - CENTERS[grouped.kind]], dim=-1).half()
     return row_scales, pairs.view(torch.int32).squeeze(-1).t().contiguous()
 
 

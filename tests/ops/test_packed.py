@@ -5,27 +5,32 @@ import torch
 
 from paceline.ops.packed import GroupedValues, joined, pack, with_minima
 from paceline.ops.triton.tiles import PACKED_WASTE, packed_tile
-from tests.ops.packed_values import FORMATS, random_packed, random_values
+from tests.ops.packed_values import FORMATS, random_packed, random_values, values_in
 
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("num_in", [96, 160, 256])
 def test_packed_values_come_out_exactly_where_float16_holds_their_scales(form: str, num_in: int) -> None:
-    kind, group, into = FORMATS[form]
-    grouped = random_values(kind, 24, num_in, group)
-    packed = pack(grouped, into, torch.float32)
+    grouped, packed = values_in(form, 24, num_in), random_packed(form, 24, num_in, torch.float32)
     assert torch.allclose(packed.widened(), grouped.dequantized(), rtol=0, atol=1e-6)
     assert torch.equal(packed.rows(torch.tensor([5, 0])), packed.widened()[[5, 0]])
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_each_weight_is_rounded_once_to_the_type_of_the_activations(form: str) -> None:
-    kind, group, _ = FORMATS[form]
-    grouped, packed = random_values(kind, 24, 96, group), random_packed(form, 24, 96, torch.bfloat16)
-    exact = grouped.dequantized()
+    exact, packed = values_in(form, 24, 96).dequantized(), random_packed(form, 24, 96, torch.bfloat16)
     assert ((packed.widened() - exact).abs() <= exact.abs() * 2.0**-8 + 1e-5).all()
-    if group == 0:  # a scale of the row is applied to the finished sum, in float32
+    if packed.scales_sums or (packed.group == 96 and packed.kind == "fp8"):  # scales come after the sum, in float32
         assert torch.allclose(packed.widened(), exact, rtol=1e-6, atol=0)
+
+
+def test_only_values_that_are_whole_numbers_less_their_zero_leave_scales_to_the_sum() -> None:
+    assert random_packed("int4, whole zeros", 8, 64, torch.bfloat16).scales_sums
+    assert not random_packed("int4, group 32", 8, 64, torch.bfloat16).scales_sums
+    assert not random_packed("int8, group 16", 8, 64, torch.bfloat16).scales_sums
+    far = random_values("int4", 8, 64, 32)
+    far.zeros[3, 1] = 128.0  # 128 + zero would be rounded
+    assert not pack(far, 32, torch.bfloat16).scales_sums
 
 
 @pytest.mark.parametrize("factor", [1e-9, 1e6])

@@ -12,6 +12,7 @@ Rows may be wider than the weight: they are rounded to its type.
 
 A packed weight (ops/packed.py) is widened to the rows' type in registers, step by step: what is multiplied, and in
 which order, is what a plain weight of these values would give. A step has several parts, one for each value of a word.
+Where zeros are whole numbers, 4-bit values less their zero are multiplied as they are, and each group's sum is scaled.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
@@ -23,7 +24,7 @@ import triton.language as tl
 from torch import Tensor
 
 from paceline.ops.packed import PackedWeight, Weight
-from paceline.ops.triton.widen import widened
+from paceline.ops.triton.widen import first_half, widened
 
 NO_NORM, FOLDED, GAINED, NORMED = 0, 1, 2, 3
 
@@ -32,7 +33,7 @@ NO_NORM, FOLDED, GAINED, NORMED = 0, 1, 2, 3
 NO_PDL, PDL, PDL_PREFETCH = 0, 1, 2
 
 
-PLAIN, INT4, INT8, FP8 = 0, 1, 2, 3  # FORMAT of a weight
+PLAIN, INT4, INT8, FP8, INT4_WHOLE = 0, 1, 2, 3, 4  # FORMAT of a weight; the last: with whole numbers for zeros
 FORMATS = {"int4": INT4, "int8": INT8, "fp8": FP8}
 
 
@@ -47,7 +48,8 @@ class WeightArguments(NamedTuple):
 
 def weight_arguments(weight: Weight) -> WeightArguments:
     if isinstance(weight, PackedWeight):
-        return WeightArguments(weight.words, weight.scales, FORMATS[weight.kind], weight.group)
+        form = INT4_WHOLE if weight.scales_sums else FORMATS[weight.kind]
+        return WeightArguments(weight.words, weight.scales, form, weight.group)
     return WeightArguments(weight, weight, PLAIN, 0)
 
 
@@ -76,6 +78,12 @@ def row_sums(values, ROWS: tl.constexpr, SIZE: tl.constexpr):
     return tl.reshape(values, (ROWS,))
 
 
+@triton.constexpr_function
+def _parts(FORMAT):
+    """Values of a stored word."""
+    return {0: 1, 1: 4, 4: 4}.get(FORMAT, 2)
+
+
 @triton.jit
 def diagonal(square, SIZE: tl.constexpr):
     """[SIZE] of [SIZE, SIZE]. Each sum has one value that is not zero, so its order does not show."""
@@ -90,7 +98,7 @@ def product(
     NORM: tl.constexpr, EXACT: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """[ROWS, OUT] float32: these rows of x times rows `outs` of the weight, over inputs [begin, begin + SPAN)."""
-    parts: tl.constexpr = 1 if FORMAT == 0 else (4 if FORMAT == 1 else 2)
+    parts: tl.constexpr = _parts(FORMAT)
     step: tl.constexpr = IN * parts  # inputs
     width: tl.constexpr = K if FORMAT == 0 else (K + step - 1) // step * IN  # of a stored row
     whole: tl.constexpr = K % SPAN == 0 and SPAN % step == 0  # no step reaches past the end
@@ -126,7 +134,11 @@ def product(
             if NORM == 2:
                 s_tile = tl.load(stream + x_at + at, mask=x_ok, other=0.0)
                 squares = tl.dot(s_tile, tl.trans(s_tile), squares, input_precision=precision)
-            total = tl.dot(x_tile, w_tile, total, input_precision=precision)
+            if FORMAT == 4 and not one_group:
+                made = tl.dot(x_tile, w_tile, input_precision=precision)
+                total = tl.fma(made, first_half(pair)[None, :], total)
+            else:
+                total = tl.dot(x_tile, w_tile, total, input_precision=precision)
     if FORMAT > 0:
         total *= tl.load(scales + outs, mask=out_ok, other=0).to(tl.float32, bitcast=True)[None, :]
     if NORM == 1 or NORM == 2:
@@ -151,7 +163,7 @@ def prefetch_weights(
 ):  # fmt: skip
     """Ask for rows `outs` of the weight, inputs [begin, begin + SPAN), to be brought into the L2 cache."""
     if PDL == 2:
-        parts: tl.constexpr = 1 if FORMAT == 0 else (4 if FORMAT == 1 else 2)
+        parts: tl.constexpr = _parts(FORMAT)
         width: tl.constexpr = K if FORMAT == 0 else (K + IN * parts - 1) // (IN * parts) * IN
         line: tl.constexpr = 128 // (weight.dtype.element_ty.primitive_bitwidth // 8)  # elements of a cache line
         lines: tl.constexpr = triton.next_power_of_2((SPAN // parts + line - 1) // line)

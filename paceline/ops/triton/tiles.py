@@ -64,7 +64,9 @@ def tile_for(num_out: int, num_in: int, dtype: torch.dtype) -> Tile:
 # (kind, outputs, inputs) of a packed weight -> its tile; the step must suit the groups, else `packed_tile` shortens it
 PACKED: dict[tuple[str, int, int], Tile] = {}
 
-PACKED_INTO = 64  # inputs of a part of a step: 128 bytes of an output
+# Inputs of a part of a step: as many as two warps have registers for, beside 64 outputs
+PACKED_INTO = {"int4": 32, "int8": 64, "fp8": 64}
+OUTS_FROM = ((65536, 128), (MANY_OUTPUTS, 64), (4096, 32))  # from so many outputs on: outputs of a program
 PACKED_WASTE = 1.15  # a row is padded to whole steps: how many more bytes that may take
 
 
@@ -72,9 +74,9 @@ def packed_tile(kind: str, num_out: int, num_in: int, group: int) -> Tile:
     """The tile of a weight of 4 or 8 bits, which is packed for its steps. A function of these alone."""
     tile = PACKED.get((kind, num_out, num_in))
     if tile is None:
-        outs = 64 if num_out >= MANY_OUTPUTS else 32 if num_out >= MANY_OUTPUTS // 2 else 16
+        outs = next((outs for least, outs in OUTS_FROM if num_out >= least), 16)
         splits = 4 if num_in >= 4096 and num_out < MANY_OUTPUTS else 1
-        tile = Tile(outs, PACKED_INTO, max(2, outs // 16), 4, splits)  # widening takes more warps than reading
+        tile = Tile(outs, PACKED_INTO[kind], max(2, outs // 32), 4, splits)
     into = tile.into
     while into > 16 and (
         _padded(num_in, into * PARTS[kind]) > PACKED_WASTE * num_in or (group < num_in and group % into)

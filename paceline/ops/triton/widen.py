@@ -26,6 +26,15 @@ def _integers_asm(FORMAT, PART):
 
 
 @triton.constexpr_function
+def _whole_asm(PART):
+    """Of a register with two words: 128 + q of a part in bfloat16, plus the second argument."""
+    return (
+        f"{{ .reg .b32 t, u; shr.u32 t, $1, {4 * PART}; lop3.b32 t, t, 0xF000F, 0x43004300, 0xEA; "
+        "mov.b32 u, 0x3F803F80; fma.rn.bf16x2 $0, t, u, $2; }"
+    )
+
+
+@triton.constexpr_function
 def _float8_asm(PART):
     """Of a register with two words: the numbers of a part, in bfloat16."""
     first = "shl.b32 u, $1, 8;" if PART == 0 else "mov.b32 u, $1;"
@@ -64,8 +73,17 @@ def _float8(words, PART: tl.constexpr):
 @triton.jit
 def widened(words, pair, PART: tl.constexpr, FORMAT: tl.constexpr, ONE_GROUP: tl.constexpr, dtype: tl.constexpr):
     """[IN, OUT]: the values of one part of the words, times their scale. `pair`: [OUT] int32, scale and zero in
-    float16; with ONE_GROUP the scale is 1."""
-    if FORMAT == 3:
+    float16, the zero of 4-bit values less 8; with ONE_GROUP the scale is 1. FORMAT 4 leaves it to the sum."""
+    if FORMAT == 4:
+        zero = _halves(pair, 1)
+        if INTERPRETED or dtype != tl.bfloat16:
+            made = ((words.to(tl.int32) >> (4 * PART)) & 15).to(tl.float32) - (zero + 8.0)[None, :]
+        else:
+            rest = (-136.0 - zero).to(tl.bfloat16)[None, :]
+            made = tl.inline_asm_elementwise(
+                _whole_asm(PART), "=r,r,r", [words, rest], dtype=tl.bfloat16, is_pure=True, pack=2
+            )
+    elif FORMAT == 3:
         if INTERPRETED or dtype != tl.bfloat16:
             made = _float8(words, PART)
         else:
@@ -75,7 +93,7 @@ def widened(words, pair, PART: tl.constexpr, FORMAT: tl.constexpr, ONE_GROUP: tl
         if not ONE_GROUP:
             made = made.to(tl.float32) * _halves(pair, 0)[None, :]
     else:
-        offset: tl.constexpr = 16.0 if FORMAT == 1 else 256.0
+        offset: tl.constexpr = 24.0 if FORMAT == 1 else 256.0
         made, zero = _integers(words, PART, FORMAT), _halves(pair, 1)
         if ONE_GROUP:
             made -= (zero + offset)[None, :]
@@ -83,6 +101,11 @@ def widened(words, pair, PART: tl.constexpr, FORMAT: tl.constexpr, ONE_GROUP: tl
             scale = _halves(pair, 0)
             made = tl.fma(made, scale[None, :], (-((zero + offset) * scale))[None, :])
     return made.to(dtype)
+
+
+@triton.jit
+def first_half(pair):
+    return _halves(pair, 0)
 
 
 @triton.jit

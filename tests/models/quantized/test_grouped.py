@@ -5,11 +5,15 @@ import torch
 from torch import Tensor
 
 from paceline.core.weights import QuantizedTensor
+from paceline.errors import ModelLoadError
+from paceline.models.config import config_from_dict
+from paceline.models.decoder import Decoder
 from paceline.models.dequantize import dequantize
 from paceline.models.quantized.fp8 import rounded
 from paceline.models.quantized.grouped import BLOCK_BYTES, float8_groups, grouped_values, packed_weight, rows_of
 from paceline.models.quantized.int8 import Int8Weights
-from paceline.ops.packed import GroupedValues
+from paceline.ops.packed import GroupedValues, PackedWeight
+from tests.models.small_models import hf_config_dict, random_weights
 from tests.ops.packed_values import FORMATS, random_values
 
 CPU = torch.device("cpu")
@@ -89,6 +93,18 @@ def test_values_of_a_packed_weight_are_those_of_its_format_alone() -> None:
     assert packed is not None
     assert bool((meant[0, :32] == meant[0, 0]).all()) and meant[0, 0] != 0
     assert (packed.widened() - meant).abs().max() <= 2.0**-10 * meant.abs().max()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_scales_of_a_file_that_are_no_numbers_are_refused_by_name(value: float) -> None:
+    config = config_from_dict(hf_config_dict("llama", hidden_size=64, intermediate_size=64, num_hidden_layers=1))
+    weights: dict[str, Tensor | QuantizedTensor] = dict(random_weights(config))
+    name = "model.layers.0.mlp.down_proj.weight"
+    weights[name] = random_blocks("Q4_0", num_out=64, num_in=64)
+    assert isinstance(Decoder(config, weights, packs=True).layers[0].down.weight, PackedWeight)
+    weights[name].data[3, 18:20] = torch.tensor([value]).half().view(torch.uint8)
+    with pytest.raises(ModelLoadError, match=r"down_proj\.weight has scales that are not finite"):
+        Decoder(config, weights, packs=True)
 
 
 def test_a_group_is_a_run_of_inputs() -> None:
