@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tokenizers
+from llguidance import LLMatcher
 
 from benchmarks.structured_schemas import large_schema
+from paceline.core import processors
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.structured import StructuredOutputsParams
@@ -281,6 +283,24 @@ def test_a_large_schema_takes_next_to_nothing_of_the_interpreter() -> None:
     trial.grammar_text(wanted, {})
     assert time.thread_time() - begin_s < 0.004
     trial.close()
+
+
+def test_while_a_grammar_compiles_passes_leave_it_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise streams wait for the scheduler's ticks, several of them in one step."""
+    monkeypatch.setattr(processors, "usable_processors", lambda: 2)
+    grammars = Grammars(ByteTokenizer(), END + 1)  # type: ignore[arg-type]
+    seen: list[int] = []
+
+    def tried(wanted: StructuredOutputsParams, special_tokens: Any) -> str:
+        seen.append(processors.threads_left(2))
+        return str(LLMatcher.grammar_from_regex(str(wanted.regex)))
+
+    monkeypatch.setattr(grammars._trial, "grammar_text", tried)
+    grammars.compile(StructuredOutputsParams(regex="a"))
+    with pytest.raises(InvalidRequestError):
+        grammars.compile(StructuredOutputsParams(regex="("))
+    grammars.compile(StructuredOutputsParams(regex="a"))  # known
+    assert seen == [1, 1] and processors.threads_left(2) == 2
 
 
 def test_a_busy_machine_refuses_nothing() -> None:
