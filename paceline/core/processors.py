@@ -1,7 +1,7 @@
 """A processor that something else in the process needs for a moment, and the native kernels leave to it.
 
 The kernels have a thread on every processor, and their threads wait for each other some hundred times in a pass. Where
-other work takes the processor of one, it keeps it at least until the scheduler's next tick (4 ms on most Linux kernels),
+other work takes the processor of one, it keeps it at least until the scheduler's next tick (4 ms on most Linuxes),
 longer than a pass of a small model, and the others wait that long. Work that goes on for many steps therefore borrows a
 processor: meanwhile passes run on one thread less. They take longer, but all of them alike, and never twice as long.
 
