@@ -4,12 +4,10 @@ bounds."""
 import contextlib
 import json
 import os
-import resource
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +24,7 @@ from paceline.errors import InvalidRequestError, RequestFailedError
 from paceline.structured.compiler import Grammars
 from paceline.structured.limits import GrammarLimits
 from paceline.structured.trial import Trial
+from tests.structured.processor_time import trial_s
 
 BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that byte-level BPE writes as themselves
 END = 256
@@ -191,12 +190,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 def processor_s(grammars: Grammars) -> float:
     """Of this thread and of the process that tries grammars: what others do on the machine does not count."""
-    process, ended = grammars._trial._process, resource.getrusage(resource.RUSAGE_CHILDREN)
-    tried_s = ended.ru_utime + ended.ru_stime
-    if process is not None and process.poll() is None:
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-        tried_s += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return time.thread_time() + tried_s
+    return time.thread_time() + trial_s(grammars)
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from paceline.core.structured import StructuredOutputsParams
-from paceline.errors import InvalidOptionError, InvalidRequestError
+from paceline.errors import GrammarLimitError, InvalidOptionError, InvalidRequestError
 from paceline.serve.generate.call import Call
 from paceline.serve.http.errors import ApiError
 from paceline.serve.http.format_bodies import FormatFields, JsonObjectFormat, JsonSchemaFormat, StructuralTagFormat
@@ -25,8 +25,8 @@ def constraint_field(body: GenerationRequest, plan: ToolPlan | None) -> str | No
     return None if plan is None else "tools"
 
 
-def refusal(call: Call, error: InvalidRequestError) -> Exception:
-    """A constraint that the engine cannot use, by the name of the field that asked for it."""
+def refusal(call: Call, error: InvalidRequestError | GrammarLimitError) -> Exception:
+    """A constraint that the engine cannot use, or not any further, by the name of the field that asked for it."""
     field = constraint_field(call.body, call.plan)
     if field is None or call.params.structured_outputs is None:
         return error
