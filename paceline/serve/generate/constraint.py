@@ -11,6 +11,7 @@ from paceline.serve.http.format_bodies import FormatFields, JsonObjectFormat, Js
 from paceline.serve.http.request_bodies import GenerationRequest
 from paceline.serve.tools.plan import ToolPlan
 
+_OPTIONS_NAME = re.compile(r"^structured_outputs\.\w+")
 _ENGINES_NAME = re.compile(r"^structured_outputs\.\w+ cannot be used: ")
 _PLACE = re.compile(r"at (?P<line>\d+)\(\d+\): (?P<reason>.*?)(?= \d+ \| |$)")
 _ARGUMENTS = re.compile(r"arguments_(\d+):")
@@ -53,7 +54,9 @@ def constraint(body: GenerationRequest, plan: ToolPlan | None) -> StructuredOutp
     try:
         return _constraint(body, plan)
     except InvalidOptionError as error:
-        raise ApiError(400, str(error), code="invalid_value", param=constraint_field(body, plan)) from None
+        field = constraint_field(body, plan)
+        message = str(error) if field in (None, "structured_outputs") else _OPTIONS_NAME.sub(str(field), str(error))
+        raise ApiError(400, message, code="invalid_value", param=field) from None
 
 
 def _constraint(body: GenerationRequest, plan: ToolPlan | None) -> StructuredOutputsParams | None:

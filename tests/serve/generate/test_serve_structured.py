@@ -133,7 +133,8 @@ BAD: dict[str, tuple[dict[str, Any], str | None, str]] = {
     "tool_choice of another tool": (
         {"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "'f'",
     ),
-    "10 MB": (schema_format({"type": "string", "description": "x" * 10_000_000}), "response_format", "characters"),
+    "10 MB": (schema_format({"type": "string", "description": "x" * 10_000_000}), "response_format",
+              "response_format has 10"),
 }  # fmt: skip
 
 
