@@ -25,6 +25,7 @@ from torch import Tensor
 
 from paceline.core.forward import ForwardBatch, ForwardOutput
 from paceline.core.model_config import ModelConfig
+from paceline.core.processors import threads_left
 from paceline.core.weights import QuantizedTensor, Weights
 from paceline.errors import InvalidOptionError, InvalidRequestError, UnsupportedModelError
 from paceline.models.native_weights import NativeWeights
@@ -82,6 +83,7 @@ class NativeDecoder:
         self.dtype = dtype
         self.quantization = quantization
         self.num_threads = num_threads or default_num_threads()
+        self._threads_used = self.num_threads
         self._library = library()
         self._model = self._new_model()
         weakref.finalize(self, self._library.pl_model_free, self._model)
@@ -105,7 +107,12 @@ class NativeDecoder:
     def set_num_threads(self, num_threads: int) -> None:
         """Changes the speed and not a bit of the result."""
         self.num_threads = num_threads
-        self._library.pl_model_set_threads(self._model, num_threads)
+        self._use_threads(num_threads)
+
+    def _use_threads(self, num_threads: int) -> None:
+        if num_threads != self._threads_used:
+            self._library.pl_model_set_threads(self._model, num_threads)
+            self._threads_used = num_threads
 
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         """Rows of the embedding, or of the head, in float32: [len(ids), hidden]"""
@@ -144,6 +151,7 @@ class NativeDecoder:
             hidden=None if hidden is None else hidden.data_ptr(),
             **{name: tensor.data_ptr() for name, tensor in ints.items()},
         )
+        self._use_threads(threads_left(self.num_threads))
         status = self._library.pl_forward(self._model, ctypes.byref(native))
         if status:
             raise InvalidRequestError(f"the pass was not run: {STATUS[status]}")

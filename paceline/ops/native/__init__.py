@@ -4,11 +4,10 @@
 >>> native.available() or print(native.unavailable_reason())
 """
 
-import os
-
 import torch
 from torch import Tensor
 
+from paceline.core.processors import usable_processors
 from paceline.errors import InvalidOptionError
 from paceline.ops.native.library import INSTRUCTION_SETS, library, load, select
 
@@ -34,8 +33,8 @@ def unavailable_reason() -> str | None:
 
 
 def default_num_threads() -> int:
-    """As many as this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """One for each processor."""
+    return usable_processors()
 
 
 def instruction_set() -> str:
