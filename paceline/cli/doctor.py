@@ -34,11 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", action="store_true", help="also where the time goes: stages of a product, steps of a pass"
     )
+    parser.add_argument(
+        "--threads", action="store_true", help="also decoding by how threads wait, alone and beside a busy process"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
-    from paceline.cli import doctor_profile
+    from paceline.cli import doctor_profile, doctor_threads
     from paceline.errors import InvalidOptionError
 
     if args.context < 1 or args.repeats < 1:
@@ -56,12 +59,16 @@ def run(args: argparse.Namespace) -> int:
     if args.profile and report["kernels"]["native"]:
         found = [] if args.no_model else doctor_profile.steps(model, args.context, args.repeats)
         report["profile"] = {"products": doctor_profile.products(), "steps": found}
+    if args.threads and not args.no_model:
+        report["threads"] = doctor_threads.waiting(model, args.context, args.repeats)
     if args.json:
         print(json.dumps(report))
     else:
         _print(report)
         if "profile" in report:
             doctor_profile.show(report["profile"])
+        if report.get("threads"):
+            doctor_threads.show(report["threads"])
     return 0
 
 
