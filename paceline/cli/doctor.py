@@ -35,13 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile", action="store_true", help="also where the time goes: stages of a product, steps of a pass"
     )
     parser.add_argument(
+        "--contexts", type=int, nargs="+", metavar="TOKENS", help="also plain decoding after so many tokens each"
+    )
+    parser.add_argument(
         "--threads", action="store_true", help="also decoding by how threads wait, alone and beside a busy process"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
-    from paceline.cli import doctor_profile, doctor_threads
+    from paceline.cli import doctor_contexts, doctor_profile, doctor_threads
     from paceline.errors import InvalidOptionError
 
     if args.context < 1 or args.repeats < 1:
@@ -59,6 +62,9 @@ def run(args: argparse.Namespace) -> int:
     if args.profile and report["kernels"]["native"]:
         found = [] if args.no_model else doctor_profile.steps(model, args.context, args.repeats)
         report["profile"] = {"products": doctor_profile.products(), "steps": found}
+    if args.contexts and not args.no_model:
+        bandwidth = report["kernels"].get("bandwidth")
+        report["contexts"] = doctor_contexts.by_context(model, bandwidth, args.contexts, args.repeats)
     if args.threads and not args.no_model:
         report["threads"] = doctor_threads.waiting(model, args.context, args.repeats)
     if args.json:
@@ -67,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
         _print(report)
         if "profile" in report:
             doctor_profile.show(report["profile"])
+        if "contexts" in report:
+            doctor_contexts.show(report["contexts"])
         if report.get("threads"):
             doctor_threads.show(report["threads"])
     return 0
@@ -134,10 +142,10 @@ def pass_costs(model: "LoadedModel", kernels: dict[str, Any], context: int, repe
     batches = {rows: chain_pass(rows, context, num_blocks, config.vocab_size) for rows in ROWS}
     times: dict[int, list[float]] = {rows: [] for rows in ROWS}
     for batch in batches.values():
-        _time_pass(decoder, batch, cache)  # warm up
+        time_pass(decoder, batch, cache)  # warm up
     for _ in range(repeats):  # widths take turns, so that a slow moment hits all of them
         for rows, batch in batches.items():
-            times[rows].append(_time_pass(decoder, batch, cache))
+            times[rows].append(time_pass(decoder, batch, cache))
     weight_bytes = decoder.weight_bytes if isinstance(decoder, NativeDecoder) else None
     limit = weight_bytes / kernels["bandwidth"] if weight_bytes else None
     one = statistics.median(times[1])
@@ -161,7 +169,7 @@ def pass_costs(model: "LoadedModel", kernels: dict[str, Any], context: int, repe
     }
 
 
-def _time_pass(decoder: Any, batch: "ForwardBatch", cache: "Tensor") -> float:
+def time_pass(decoder: Any, batch: "ForwardBatch", cache: "Tensor") -> float:
     import torch
 
     started = time.perf_counter()

@@ -1,8 +1,8 @@
 """`paceline doctor --threads`: plain decoding by how the threads wait, alone and beside a program that keeps a core busy.
 
 A thread that loses its processor keeps the others waiting. The table shows the mean time of a pass of one row with all
-threads spinning, with all threads giving way, and by the choice that the engine makes by itself (`src/crowd.h`), and
-what fetching weights between two passes saves. Ways take turns, so that a slow moment hits all of them.
+threads spinning, with all threads giving way, and by the choice that the engine makes by itself (`src/crowd.h`).
+Ways take turns, so that a slow moment hits all of them.
 """
 
 import statistics
@@ -19,24 +19,19 @@ if TYPE_CHECKING:
 HOST_S = 4e-4  # of Python between two passes, as an engine has it
 PASSES = 48  # of one way in one turn: a time slice is a few passes long
 BUSY = "while True: pass"
-WAYS = {  # how threads wait, and whether they fetch weights meanwhile
-    "spin": ("spin", True),
-    "spin, fetch nothing": ("spin", False),
-    "sleep": ("sleep", True),
-    "auto": ("auto", True),
-}
 
 
 def waiting(model: "LoadedModel", context: int, rounds: int) -> list[dict[str, Any]]:
     """Seconds of a pass for each way, alone and beside one busy process; [] without native kernels."""
     from paceline.models.native import NativeDecoder
+    from paceline.ops.native.team import WAITING
 
     if not isinstance(model.decoder, NativeDecoder):
         return []
     alone = _measure(model, context, rounds)
     with busy_process():
         beside = _measure(model, context, rounds)
-    return [{"way": way, "alone": alone[way], "beside": beside[way]} for way in WAYS]
+    return [{"way": way, "alone": alone[way], "beside": beside[way]} for way in WAITING]
 
 
 @contextmanager
@@ -53,19 +48,18 @@ def busy_process() -> Iterator[None]:
 def _measure(model: "LoadedModel", context: int, rounds: int) -> dict[str, dict[str, float]]:
     from paceline.cli.doctor import BLOCK_SIZE, chain_pass
     from paceline.core.kv_tensor import allocate_kv
-    from paceline.ops.native.team import last_num_threads, set_read_ahead, set_waiting
+    from paceline.ops.native.team import WAITING, last_num_threads, set_waiting
 
     decoder = model.decoder
     num_blocks = -(-(context + 1) // BLOCK_SIZE)
     cache = allocate_kv(model.config, num_blocks * BLOCK_SIZE, decoder.dtype, decoder.device)
     batch = chain_pass(1, context, num_blocks, model.config.vocab_size)
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
-    threads: dict[str, list[float]] = {way: [] for way in WAYS}
+    times: dict[str, list[float]] = {way: [] for way in WAITING}
+    threads: dict[str, list[float]] = {way: [] for way in WAITING}
     try:
         for _ in range(rounds):
-            for way, (how, fetch) in WAYS.items():
-                set_waiting(how)
-                set_read_ahead(fetch)
+            for way in WAITING:
+                set_waiting(way)
                 for i in range(PASSES + 8):
                     started = time.perf_counter()
                     decoder.forward(batch, cache)
@@ -77,7 +71,6 @@ def _measure(model: "LoadedModel", context: int, rounds: int) -> dict[str, dict[
                         threads[way].append(last_num_threads())
     finally:
         set_waiting("auto")
-        set_read_ahead(True)
     return {
         way: {
             "mean_s": statistics.mean(seconds),

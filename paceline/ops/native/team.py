@@ -5,7 +5,7 @@
 """
 
 import ctypes
-from ctypes import c_int32, c_int64
+from ctypes import c_int32
 
 from paceline.errors import InvalidOptionError
 from paceline.ops.native.library import Signatures, declare, library
@@ -14,7 +14,6 @@ WAITING = ("auto", "spin", "sleep")  # `PlWaiting` of src/pool.h
 
 _SIGNATURES: Signatures = {
     "pl_set_waiting": (None, [c_int32]),
-    "pl_set_read_ahead": (None, [c_int64]),
     "pl_last_threads": (c_int32, []),
 }
 
@@ -25,11 +24,6 @@ def set_waiting(how: str) -> None:
     if how not in WAITING:
         raise InvalidOptionError(f"threads cannot wait by {how!r}; choose from {', '.join(WAITING)}")
     _library().pl_set_waiting(WAITING.index(how))
-
-
-def set_read_ahead(most_bytes: int | None) -> None:
-    """How much of the weights that are read next waiting threads fetch; None: by the size of the last cache."""
-    _library().pl_set_read_ahead(-1 if most_bytes is None else most_bytes)
 
 
 def last_num_threads() -> int:

@@ -238,7 +238,6 @@ double pl_measure_bandwidth(int64_t bytes, int32_t num_threads, int32_t repeats)
 
 void pl_set_waiting(int32_t how) { team().set_waiting(how); }
 int32_t pl_last_threads(void) { return team().last_size(); }
-void pl_set_read_ahead(int64_t most_bytes) { team().set_read_ahead(most_bytes); }
 
 void pl_argmax(const float* x, int32_t rows, int32_t n, int64_t stride, int32_t num_threads, int32_t* out) {
   std::atomic<int> next{0};

@@ -68,9 +68,8 @@ int32_t pl_natural_format(int32_t source);
 const char* pl_instruction_set(void);
 int32_t pl_select_instruction_set(const char* name);  // 0: this machine or build has it
 double pl_measure_bandwidth(int64_t bytes, int32_t num_threads, int32_t repeats);  // best, in bytes per second
-// For measuring: how the threads wait (pool.h), and whether they fetch weights between two calls.
+// For measuring: how the threads wait (pool.h).
 void pl_set_waiting(int32_t how);
-void pl_set_read_ahead(int64_t most_bytes);  // 0: nothing; below 0: by the size of the last cache
 int32_t pl_last_threads(void);  // of the last call that had a team
 void pl_argmax(const float* x, int32_t rows, int32_t n, int64_t stride, int32_t num_threads, int32_t* out);
 

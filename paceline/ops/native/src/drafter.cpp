@@ -56,7 +56,6 @@ struct PlEagle {
   Buffer<float> input, scratch, logits, noise, streams[2], top_log_probs;
   Buffer<int32_t> top_ids;
   ActivationBuffer fc_input, head_input;
-  Reading taking_in, growing;
 
   explicit PlEagle(const PlEagleParts& p)
       : parts(p),
@@ -72,10 +71,6 @@ struct PlEagle {
         id_constants(p.id_constants, p.id_constants + head.n) {
     if (p.fc_norm) fc_norm.assign(p.fc_norm, p.fc_norm + fc.k);
     scratch.reserve(scratch_floats * threads);
-    const Layer& l = layers.layers[0];
-    for (const Matrix* w : {&fc, &l.k, &l.v}) taking_in.add(w->data, w->panel_bytes * w->num_panels);
-    for (const Matrix* w : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down, &head})
-      growing.add(w->data, w->panel_bytes * w->num_panels);
   }
 
   // A draft reads weights, like a pass of one row: what is best for that is best here.
@@ -267,7 +262,7 @@ struct Drafting {
               });
       s.deal(rows, [&](int row) { find_top(row); });
     };
-    team().run(threads, job, {depth ? nullptr : &e.growing});
+    team().run(threads, job);
     return PL_OK;
   }
 
@@ -404,7 +399,7 @@ int32_t pl_eagle_take_in(PlEagle* eagle, const PlEagleContext* context) {
       s.deal(c.num_rows, [&](int row) { e.prepare(row, c.next_tokens[row], c.features + (size_t)row * e.hidden); });
       pass.run(thread);
     };
-    team().run(threads, job, {&e.taking_in});
+    team().run(threads, job);
   } catch (const std::bad_alloc&) {
     return PL_NO_MEMORY;
   }

@@ -18,7 +18,8 @@ int num_qkv_groups(const Layer& layer) { return num_groups(layer.q) + num_groups
 }  // namespace
 
 const void* Pass::Worker::start_of(const Layer& layer) const {
-  const QkvGroup first = qkv_group(p.m_, layer, home_begin(num_qkv_groups(layer)));
+  const int n = num_qkv_groups(layer);
+  const QkvGroup first = qkv_group(p.m_, layer, home_begin(p.tiles_ * n) % n);
   return group_data(*first.matrix, first.group);
 }
 
@@ -77,7 +78,7 @@ void Pass::Worker::norm_rows(const float* weight, const int32_t* rows, int n, bo
   const Activations& to = p.m_.normed;
   share(PL_STEP_NORM, n, [&](int i) {
     const float* x = p.m_.x.get() + (size_t)(rows ? rows[i] : i) * p.c_.hidden_size;
-    float* out = to.x + (size_t)i * to.stride;
+    float* out = p.plain_normed_ ? to.x + (size_t)i * to.stride : scratch();
     p.k_.rms_norm(x, weight, p.c_.rms_norm_eps, p.c_.hidden_size, out);
     if (p.m_.any_quantized) p.k_.quantize(to, i, 1, 0, out, 0, p.c_.hidden_size);
     if (wide) p.k_.quantize(p.m_.normed_wide, i, 1, 0, out, 0, p.c_.hidden_size);
@@ -92,21 +93,22 @@ static void add_bias(const Matrix& w, int panel, int panels, int rows, float* ou
 }
 
 void Pass::Worker::project_qkv(const Layer& layer, const void* after) {
-  const int n = num_qkv_groups(layer), width = p.m_.qkv_size();
+  const int groups = num_qkv_groups(layer), n = p.tiles_ * groups, width = p.m_.qkv_size();
   share(PL_STEP_QKV, n, [&](int i) {
-    const QkvGroup at = qkv_group(p.m_, layer, i);
+    const QkvGroup at = qkv_group(p.m_, layer, i % groups);
+    const int row = p.tile_begin(i / groups), rows = p.tile_begin(i / groups + 1) - row;
     const int panel = at.group * kGroup, panels = std::min(kGroup, at.matrix->num_panels - panel);
     const void* next = after;
     if (!is_last_at_home(i, n) && i + 1 < n) {
-      const QkvGroup following = qkv_group(p.m_, layer, i + 1);
+      const QkvGroup following = qkv_group(p.m_, layer, (i + 1) % groups);
       next = group_data(*following.matrix, following.group);
     }
-    float* out = p.m_.qkv.get() + at.column + panel * kPanel;
+    float* out = p.m_.qkv.get() + (size_t)row * width + at.column + panel * kPanel;
     // Most of what 8-bit activations cost in fidelity, they cost in v, which is a small part of the work.
     const bool wide = at.matrix == &layer.v && is_quantized(layer.v.format);
     const Activations& x = wide ? p.m_.normed_wide : p.m_.normed;
-    p.k_.matmul(*at.matrix, panel, panels, x, 0, p.b_.num_rows, next, out, width);
-    add_bias(*at.matrix, panel, panels, p.b_.num_rows, out, width);
+    p.k_.matmul(*at.matrix, panel, panels, x, row, rows, next, out, width);
+    add_bias(*at.matrix, panel, panels, rows, out, width);
   });
 }
 
@@ -131,20 +133,18 @@ void Pass::Worker::rotate_and_store(const Layer& layer, int index) {
 
 // x += w * activations (+ bias)
 void Pass::Worker::project_add(PlStep what, const Matrix& w, const Activations& x, const void* after) {
-  const int n = num_groups(w), width = kGroup * kPanel;
+  const int groups = num_groups(w), n = p.tiles_ * groups, width = kGroup * kPanel;
   share(what, n, [&](int i) {
-    const int panel = i * kGroup, panels = std::min(kGroup, w.num_panels - panel);
+    const int row = p.tile_begin(i / groups), rows = p.tile_begin(i / groups + 1) - row;
+    const int panel = i % groups * kGroup, panels = std::min(kGroup, w.num_panels - panel);
     const int columns = std::min(width, w.n - panel * kPanel);
-    for (int row = 0; row < p.b_.num_rows; row += kRowTile) {
-      const int rows = std::min(kRowTile, p.b_.num_rows - row);
-      const void* next = row + rows < p.b_.num_rows ? nullptr : is_last_at_home(i, n) ? after : group_data(w, i + 1);
-      p.k_.matmul(w, panel, panels, x, row, rows, next, scratch(), width);
-      add_bias(w, panel, panels, rows, scratch(), width);
-      for (int r = 0; r < rows; r++) {
-        const float* from = scratch() + (size_t)r * width;
-        float* to = p.m_.x.get() + (size_t)(row + r) * p.c_.hidden_size + panel * kPanel;
-        for (int j = 0; j < columns; j++) to[j] += from[j];
-      }
+    const void* next = is_last_at_home(i, n) ? after : group_data(w, (i + 1) % groups);
+    p.k_.matmul(w, panel, panels, x, row, rows, next, scratch(), width);
+    add_bias(w, panel, panels, rows, scratch(), width);
+    for (int r = 0; r < rows; r++) {
+      const float* from = scratch() + (size_t)r * width;
+      float* to = p.m_.x.get() + (size_t)(row + r) * p.c_.hidden_size + panel * kPanel;
+      for (int j = 0; j < columns; j++) to[j] += from[j];
     }
   });
 }
@@ -152,24 +152,21 @@ void Pass::Worker::project_add(PlStep what, const Matrix& w, const Activations& 
 // activated = silu(gate) * up, a block of 32 columns at a time so that it can be quantized on the spot
 void Pass::Worker::gate_up(const Layer& layer, const void* after) {
   const Activations& out = p.m_.activated;
-  const int n = num_groups(layer.gate), width = kGroup * kPanel;
-  float *gate = scratch(), *up = gate + kRowTile * width;
+  const int groups = num_groups(layer.gate), n = p.tiles_ * groups, width = kGroup * kPanel;
+  float *gate = scratch(), *up = gate + kRowTile * width, *made = up + kRowTile * width;
   share(PL_STEP_GATE_UP, n, [&](int i) {
-    const int panel = i * kGroup, panels = std::min(kGroup, layer.gate.num_panels - panel);
+    const int row = p.tile_begin(i / groups), rows = p.tile_begin(i / groups + 1) - row, group = i % groups;
+    const int panel = group * kGroup, panels = std::min(kGroup, layer.gate.num_panels - panel);
     const int columns = std::min(width, layer.gate.n - panel * kPanel);
-    for (int row = 0; row < p.b_.num_rows; row += kRowTile) {
-      const int rows = std::min(kRowTile, p.b_.num_rows - row);
-      const void* next =
-          row + rows < p.b_.num_rows ? nullptr : is_last_at_home(i, n) ? after : group_data(layer.gate, i + 1);
-      const void* up_data = row ? nullptr : group_data(layer.up, i);
-      p.k_.matmul(layer.gate, panel, panels, p.m_.normed, row, rows, up_data, gate, width);
-      p.k_.matmul(layer.up, panel, panels, p.m_.normed, row, rows, next, up, width);
-      add_bias(layer.gate, panel, panels, rows, gate, width);
-      add_bias(layer.up, panel, panels, rows, up, width);
-      float* to = out.x + (size_t)row * out.stride + panel * kPanel;
-      p.k_.silu_mul(gate, up, width, rows, columns, to, out.stride);
-      if (p.m_.any_quantized) p.k_.quantize(out, row, rows, i, to, out.stride, columns);
-    }
+    const void* next = is_last_at_home(i, n) ? after : group_data(layer.gate, (i + 1) % groups);
+    p.k_.matmul(layer.gate, panel, panels, p.m_.normed, row, rows, group_data(layer.up, group), gate, width);
+    p.k_.matmul(layer.up, panel, panels, p.m_.normed, row, rows, next, up, width);
+    add_bias(layer.gate, panel, panels, rows, gate, width);
+    add_bias(layer.up, panel, panels, rows, up, width);
+    float* to = p.plain_activated_ ? out.x + (size_t)row * out.stride + panel * kPanel : made;
+    const size_t stride = p.plain_activated_ ? out.stride : width;
+    p.k_.silu_mul(gate, up, width, rows, columns, to, stride);
+    if (p.m_.any_quantized) p.k_.quantize(out, row, rows, group, to, stride, columns);
   });
 }
 
@@ -193,18 +190,4 @@ void Pass::Worker::logits() {
   });
 }
 
-namespace {
-
-// In the order in which a pass reads them.
-void note_reading(PlModel& m) {
-  for (const Layer& l : m.layers)
-    for (const Matrix* w : {&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down})
-      m.reading.add(w->data, w->panel_bytes * w->num_panels);
-}
-
-}  // namespace
-
-void run_pass(PlModel& model, const PlBatch& batch) {
-  if (model.reading.spans.empty()) note_reading(model);
-  Pass(model, batch).run();
-}
+void run_pass(PlModel& model, const PlBatch& batch) { Pass(model, batch).run(); }

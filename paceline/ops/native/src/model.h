@@ -8,7 +8,6 @@
 #include "api.h"
 #include "arena.h"
 #include "kernels.h"
-#include "pool.h"
 
 const Kernels& kernels();
 
@@ -70,7 +69,6 @@ struct PlModel {
   Arena arena;
   size_t mapped_bytes = 0;  // of matrices that lie in the caller's memory
   bool any_quantized = false;
-  Reading reading;  // of a pass
   double* profile = nullptr;  // [threads][PL_STEPS][working, waiting] seconds, added to; or null
 
   // Buffers of a pass, kept between passes.

@@ -16,7 +16,8 @@
 #include "model.h"
 #include "pool.h"
 
-constexpr int kRowTile = 64;      // rows of a product that wait in scratch for what follows it
+constexpr int kRowTile = 64;        // rows of a product that wait in scratch for what follows it
+constexpr int kOwnRows = 32;        // rows for each thread from which threads share a pass by rows rather than by outputs
 constexpr int kAttentionRows = 16;  // rows that share one reading of the keys
 constexpr int kSpreadRows = 4;      // rows of a request up to which threads share the reading of its keys ...
 constexpr int kSpreadFrom = 512;    // ... from this many on: below, meeting three times more costs what it brings
@@ -51,6 +52,7 @@ class Pass {
       : m_(model), c_(model.config), b_(batch), k_(kernels()), wanted_(std::max(1, model.config.num_threads)),
         threads_(team().fit(wanted_, batch.num_rows)) {
     taken_ = std::vector<Taken>(2 * (size_t)threads_);
+    build_tiles();
     build_key_lists();
     build_attention_items();
     build_spread();
@@ -59,7 +61,7 @@ class Pass {
 
   void run() {
     team().run(threads_, [this](int thread) { Worker{*this, thread, team()}.run(); },
-               {&m_.reading, wanted_, b_.num_rows});
+               {wanted_, b_.num_rows});
   }
 
  private:
@@ -119,10 +121,15 @@ class Pass {
     void logits();
 
     // Where this thread begins to read when it comes to this matrix, or this layer.
-    const void* start_of(const Matrix& w) const { return group_data(w, home_begin(num_groups(w))); }
+    const void* start_of(const Matrix& w) const {
+      const int n = num_groups(w);
+      return group_data(w, home_begin(p.tiles_ * n) % n);
+    }
     const void* start_of(const Layer& layer) const;
   };
 
+  void build_tiles();
+  int tile_begin(int tile) const { return (int)((int64_t)b_.num_rows * tile / tiles_); }
   void build_key_lists();
   int attention_tile() const;
   void build_attention_items();
@@ -139,11 +146,16 @@ class Pass {
   const Kernels& k_;
   int wanted_, threads_;  // how many there are, and how many take part
   std::vector<Taken> taken_;  // [2][threads]
+  // A unit of a product is a tile of rows with a group of outputs, tile by tile. A thread's home is then made of whole
+  // tiles where there are many rows, the same ones in every step: what it reads lies in its own cache.
+  int tiles_ = 1;
+  // Whether any matrix reads these as floats, or integers alone are kept.
+  bool plain_normed_ = true, plain_attended_ = true, plain_activated_ = true;
   std::vector<int32_t> slots_, tails_, tail_nodes_;
   std::vector<int> first_nodes_;  // [requests]: its first row that is a tree node, or its end
   std::vector<KeyList> lists_;  // [rows], with first = 0: windows are a layer's matter
   std::vector<AttentionItem> items_;
   std::vector<SpreadItem> spread_;  // [requests], or empty: not shared
   std::vector<SpreadChunk> chunks_;
-  size_t scratch_floats_ = 0, keys_floats_ = 0, packed_floats_ = 0, spread_floats_ = 0;
+  size_t scratch_floats_ = 0, keys_floats_ = 0, packed_floats_ = 0, out_floats_ = 0, spread_floats_ = 0;
 };

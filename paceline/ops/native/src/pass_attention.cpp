@@ -6,7 +6,7 @@ void Pass::Worker::attend(const Layer& layer, int index) {
   const int heads = p.c_.num_heads / p.c_.num_kv_heads, dim = p.c_.head_dim, span = heads * dim;
   const size_t element = p.c_.kv_format == F32 ? 4 : 2;
   const Activations& out = p.m_.attended;
-  const bool quantize_here = p.m_.any_quantized && span % kBlock == 0;
+  const bool quantize_here = p.m_.any_quantized && span % kBlock == 0, to_scratch = quantize_here && !p.plain_attended_;
   share(PL_STEP_ATTEND, (int)p.items_.size(), [&](int i) {
     const AttentionItem item = p.items_[i];
     KeyList lists[kAttentionRows];
@@ -15,16 +15,16 @@ void Pass::Worker::attend(const Layer& layer, int index) {
       if (layer.window) lists[r].first = std::max(0, lists[r].length - layer.window);
     }
     const int column = item.kv_head * span;
+    float* to = to_scratch ? scratch() + p.keys_floats_ + p.packed_floats_ : out.x + (size_t)item.row * out.stride + column;
+    const size_t stride = to_scratch ? span : out.stride;
     const size_t head_bytes = (size_t)item.kv_head * dim * element;
     p.k_.attention({p.m_.qkv.get() + (size_t)item.row * p.m_.qkv_size() + column, lists,
-                    out.x + (size_t)item.row * out.stride + column, (size_t)p.m_.qkv_size(), (size_t)out.stride,
+                    to, (size_t)p.m_.qkv_size(), stride,
                     item.rows, heads, p.b_.slot_mapping + item.first_node, item.num_nodes, dim,
                     p.kv(index, 0) + head_bytes, p.kv(index, 1) + head_bytes, (size_t)p.m_.kv_size(),
                     p.c_.kv_format, 1.0f / sqrtf((float)dim), scratch(), scratch() + p.keys_floats_,
-                    scratch() + p.keys_floats_ + p.packed_floats_});
-    if (!quantize_here) return;
-    p.k_.quantize(out, item.row, item.rows, column / kBlock, out.x + (size_t)item.row * out.stride + column, out.stride,
-                  span);
+                    scratch() + p.keys_floats_ + p.packed_floats_ + p.out_floats_});
+    if (quantize_here) p.k_.quantize(out, item.row, item.rows, column / kBlock, to, stride, span);
   });
   if (p.m_.any_quantized && !quantize_here)
     share(PL_STEP_ATTEND, p.b_.num_rows,

@@ -1,6 +1,19 @@
 // What a pass works on, made before the threads begin: lists of keys, attention tasks, buffers.
 #include "pass.h"
 
+void Pass::build_tiles() {
+  const int rows = b_.num_rows;
+  tiles_ = (rows + kRowTile - 1) / kRowTile;
+  if (rows >= kOwnRows * threads_) tiles_ = round_up(tiles_, threads_);
+  const auto plain = [](const Matrix& w) { return !is_quantized(w.format); };
+  plain_normed_ = plain(m_.head), plain_attended_ = plain_activated_ = false;
+  for (const Layer& l : m_.layers) {
+    plain_normed_ |= plain(l.q) || plain(l.k) || plain(l.v) || plain(l.gate) || plain(l.up);
+    plain_attended_ |= plain(l.o);
+    plain_activated_ |= plain(l.down);
+  }
+}
+
 // Context slots once per request, ancestor slots once per node: all layers and heads read them.
 void Pass::build_key_lists() {
   std::vector<size_t> begins(b_.num_requests + 1, 0);
@@ -73,9 +86,11 @@ void Pass::build_attention_items() {
   const int heads = c_.num_heads / c_.num_kv_heads;
   keys_floats_ = (size_t)kMostKeyBlocks * 16 * c_.head_dim;
   packed_floats_ = (size_t)tile * heads * c_.head_dim;
-  // One scratch serves attention and, at other times, a tile of two products.
-  scratch_floats_ = std::max(keys_floats_ + packed_floats_ + attention_scores(tile, heads, longest, most_nodes),
-                             (size_t)2 * kRowTile * 2 * kPanel);
+  // One scratch serves attention and, at other times, a tile of two products and what they make, or a row.
+  out_floats_ = packed_floats_;
+  scratch_floats_ = std::max(keys_floats_ + packed_floats_ + out_floats_ +
+                                 attention_scores(tile, heads, longest, most_nodes),
+                             std::max((size_t)3 * kRowTile * kGroup * kPanel, (size_t)round_up(c_.hidden_size, 16)));
   scratch_floats_ = (scratch_floats_ + 31) / 16 * 16;
 }
 

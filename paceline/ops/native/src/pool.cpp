@@ -9,9 +9,9 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "crowd.h"
-#include "read_ahead.h"
 #include "seats.h"
 
 namespace {
@@ -39,7 +39,6 @@ struct Worker {
   std::mutex sleep;
   std::condition_variable wake;
   bool asleep = false;  // under `sleep`
-  Plans plans;  // written before a generation begins
 
   void begin_job() {
     std::lock_guard<std::mutex> lock(sleep);
@@ -55,7 +54,7 @@ class SpinningTeam : public Team {
     return waiting_ == PL_WAIT_AUTO ? crowd_.fit(threads, rows) : threads;
   }
 
-  void run(int threads, const std::function<void(int)>& job, const JobKind& kind) override {
+  void run(int threads, const std::function<void(int)>& job, const Fitted& fitted) override {
     std::lock_guard<std::mutex> one_job(running_);
     while ((int)workers_.size() < threads - 1) add_worker();
     job_ = &job;
@@ -66,16 +65,15 @@ class SpinningTeam : public Team {
     arrived_.store(0);
     finished_.store(0);
     lost_ns_.store(0);
-    if (kind.reading) plan_reading(kind.reading, threads);
     const int64_t begin = nanoseconds(CLOCK_MONOTONIC);
     for (int i = 0; i < threads - 1; i++) workers_[i]->begin_job();
     take_part(0);
     // Every worker is done with this job before the next one may change what they read.
     int spins = 0;
     while (finished_.load(std::memory_order_acquire) < threads - 1) pause(spins);
-    if (!kind.rows || waiting_ != PL_WAIT_AUTO) return;
+    if (!fitted.rows || waiting_ != PL_WAIT_AUTO) return;
     const double took = 1e-9 * (double)(nanoseconds(CLOCK_MONOTONIC) - begin);
-    crowd_.observe(threads, kind.wanted_threads, kind.rows, took, 1e-9 * (double)lost_ns_.load() / threads);
+    crowd_.observe(threads, fitted.wanted_threads, fitted.rows, took, 1e-9 * (double)lost_ns_.load() / threads);
   }
 
   void barrier() override {
@@ -96,18 +94,6 @@ class SpinningTeam : public Team {
     waiting_ = how;
     crowd_ = Crowd();
   }
-  void set_read_ahead(int64_t most_bytes) override {
-    std::lock_guard<std::mutex> one_job(running_);
-    most_ahead_ = most_bytes < 0 ? most_read_ahead() : (size_t)most_bytes;
-  }
-
-  void forget(const Reading* reading) override {
-    std::lock_guard<std::mutex> one_job(running_);
-    known_.erase(std::remove(known_.begin(), known_.end(), reading), known_.end());
-    for (Reading* other : known_)
-      if (other->next == reading) other->next = nullptr;
-    if (last_ == reading) last_ = nullptr;
-  }
 
  private:
   void add_worker() {
@@ -115,15 +101,6 @@ class SpinningTeam : public Team {
     Worker* worker = workers_.back().get();
     const int index = (int)workers_.size();
     std::thread([this, worker, index] { work(*worker, index); }).detach();
-  }
-
-  // Its weights will be read now; those of what ran after it the last time are fetched as soon as it is done.
-  void plan_reading(Reading* reading, int threads) {
-    if (std::find(known_.begin(), known_.end(), reading) == known_.end()) known_.push_back(reading);
-    if (last_) last_->next = reading;
-    last_ = reading;
-    const auto plan = plan_after(reading, most_ahead_);
-    for (int i = 0; i < threads - 1; i++) workers_[i]->plans.set(plan);
   }
 
   // Runs the job, and adds up how long this thread was kept from its processor.
@@ -140,23 +117,21 @@ class SpinningTeam : public Team {
   }
 
   void work(Worker& worker, int index) {
-    Ahead ahead;
     for (long seen = 0;; seen++) {
-      wait_for_job(worker, seen, ahead);
+      wait_for_job(worker, seen);
       seats_.take(index);
       take_part(index);
-      ahead.follow(worker.plans);
       finished_.fetch_add(1, std::memory_order_release);
     }
   }
 
-  void wait_for_job(Worker& worker, long seen, Ahead& ahead) {
+  void wait_for_job(Worker& worker, long seen) {
     const auto begun = [&] { return worker.generation.load(std::memory_order_acquire) != seen; };
     const auto start = std::chrono::steady_clock::now();
     while (!yields_.load(std::memory_order_relaxed) && std::chrono::steady_clock::now() - start < kSpinBetweenJobs) {
       for (int i = 0; i < 32; i++) {
         if (begun()) return;
-        if (!ahead.step(worker.plans)) relax();
+        relax();
       }
     }
     std::unique_lock<std::mutex> lock(worker.sleep);
@@ -169,11 +144,8 @@ class SpinningTeam : public Team {
   Crowd crowd_;
   std::mutex running_;
   std::vector<std::unique_ptr<Worker>> workers_;
-  std::vector<Reading*> known_;
-  Reading* last_ = nullptr;
   const std::function<void(int)>* job_ = nullptr;
   int size_ = 1, waiting_ = PL_WAIT_AUTO;
-  size_t most_ahead_ = most_read_ahead();
   std::atomic<int> finished_{0};
   std::atomic<bool> yields_{false};
   std::atomic<int64_t> lost_ns_{0};
@@ -182,14 +154,6 @@ class SpinningTeam : public Team {
 };
 
 }  // namespace
-
-Reading::~Reading() { team().forget(this); }
-
-void Reading::add(const uint8_t* at, size_t bytes) {
-  if (!bytes) return;
-  if (!spans.empty() && spans.back().at + spans.back().bytes == at) spans.back().bytes += bytes;
-  else spans.push_back({at, bytes});
-}
 
 Team& team() {
   static std::mutex guard;
