@@ -130,5 +130,8 @@ enum LeftOut { NOTHING = 0, UNPACKING = 1, DOTS = 2, SCALES = 3, SUMS = 4 };
 
 extern const Kernels kernels_portable;
 #if defined(__x86_64__)
-extern const Kernels kernels_avx2, kernels_avx512;
+extern const Kernels kernels_avx2, kernels_avx512, kernels_avxvnni;
+extern const Kernels* const kernels_avxvnni_or_null;  // null: the compiler did not know it
+#elif defined(__aarch64__)
+extern const Kernels kernels_neon;
 #endif
