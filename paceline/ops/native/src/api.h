@@ -76,6 +76,10 @@ void pl_argmax(const float* x, int32_t rows, int32_t n, int64_t stride, int32_t 
 // Single kernels, for tests against their plain twins.
 int32_t pl_test_matmul(int32_t source, int32_t format, int32_t n, int32_t k, const void* w, int32_t rows,
                        int32_t wide, const float* x, float* out, float* unpacked);
+// n jobs that take all_s[i] seconds with all threads and fewer_s[i] with fewer, a share of which is lost to other programs:
+// how many threads each is run with.
+void pl_test_crowd(int32_t threads, int32_t rows, const double* all_s, const double* fewer_s, const double* lost_share,
+                   int32_t n, int32_t* used);
 void pl_test_rms_norm(const float* x, const float* weight, float eps, int32_t n, float* out);
 void pl_test_silu_mul(const float* gate, const float* up, int32_t n, float* out);
 void pl_test_rope(float* x, const float* cos, const float* sin, int32_t head_dim);
