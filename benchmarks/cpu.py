@@ -38,9 +38,7 @@ class Peer:
         self.name, self.process, self.version, self.batches = name, process, ready["version"], ready["batches"]
 
     @staticmethod
-    def start(
-        name: str, pythons: list[str], model: Path, gguf: Path, threads: int, max_context: int
-    ) -> "Peer | None":
+    def start(name: str, pythons: list[str], model: Path, gguf: Path, threads: int, max_context: int) -> "Peer | None":
         script = str(Path(__file__).with_name("cpu_peers.py"))
         for python in pythons:
             process = subprocess.Popen(

@@ -122,6 +122,7 @@ def kernels(num_threads: int | None) -> dict[str, Any]:
     return {
         "native": True,
         "instruction_set": native.instruction_set(),
+        "usable_instruction_sets": native.usable_instruction_sets(),
         "num_threads": threads,
         "bandwidth_one_thread": native.measure_bandwidth(1),  # bytes per second
         "bandwidth": native.measure_bandwidth(threads),
@@ -130,15 +131,13 @@ def kernels(num_threads: int | None) -> dict[str, Any]:
 
 def pass_costs(model: "LoadedModel", kernels: dict[str, Any], context: int, repeats: int) -> dict[str, Any]:
     """The measured time of passes of different widths, and the limit that memory sets."""
-    import torch
-
+    from paceline.core.kv_tensor import allocate_kv
     from paceline.models.native import NativeDecoder
 
     config, decoder = model.config, model.decoder
     num_blocks = -(-(context + max(ROWS)) // BLOCK_SIZE)
     slots = num_blocks * BLOCK_SIZE
-    shape = (config.num_layers, 2, slots, config.num_kv_heads, config.head_dim)
-    cache = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+    cache = allocate_kv(config, slots, decoder.dtype, decoder.device).zero_()
     batches = {rows: chain_pass(rows, context, num_blocks, config.vocab_size) for rows in ROWS}
     times: dict[int, list[float]] = {rows: [] for rows in ROWS}
     for batch in batches.values():
@@ -209,7 +208,9 @@ def _print(report: dict[str, Any]) -> None:
         console.print(f"[yellow]kernels   torch's: {kernels['reason']}[/]")
     else:
         gb = kernels["bandwidth"] / 1e9
+        others = [name for name in kernels["usable_instruction_sets"] if name != kernels["instruction_set"]]
         console.print(f"kernels   native, {kernels['instruction_set']}, {kernels['num_threads']} threads")
+        console.print(f"          also here: {', '.join(others)}" if others else "", highlight=False)
         console.print(f"memory    {gb:.1f} GB/s read, {kernels['bandwidth_one_thread'] / 1e9:.1f} by one thread")
     model = report.get("model")
     if model is None:

@@ -91,7 +91,8 @@ void check_rows() {
     both("silu_mul", [&](const Kernels& k, float* to) { k.silu_mul(x.data(), y.data(), n, 1, n, to, n); });
     if (n % 2 == 0) both("rope", [&](const Kernels& k, float* to) { k.rope(to, y.data(), y.data() + n / 2, n); });
     for (int format : {F32, BF16, F16})
-      both("store_kv", [&](const Kernels& k, float* to) { k.store_kv(x.data(), n, to, format); });
+      both("store_kv", [&](const Kernels& k, float* to) { k.store_kv(x.data(), 1, n, to, format); });
+    if (n > 4) both("store_kv of bytes", [&](const Kernels& k, float* to) { k.store_kv(x.data(), 1, n, to, KV_I8); });
     std::vector<uint32_t> ids(n + 16);
     for (uint32_t& id : ids) id = numbers();
     both("keyed_gumbel", [&](const Kernels& k, float* to) { k.keyed_gumbel(ids.data(), n, 0x123456789abcdefull, to); });
@@ -110,15 +111,18 @@ void check_rows() {
   }
 }
 
+size_t slot_bytes(int format, int dim) { return kv_slot_elements(format, 1, dim) * kv_element_bytes(format); }
+
 void check_attention() {
   const int heads = 3, slots = 300, context = 130, nodes = 3;
   for (int dim : {64, 40})
-    for (int format : {F32, BF16, F16})
+    for (int format : {F32, BF16, F16, KV_I8})
       for (int rows : {1, 3}) {
         const std::vector<float> q = normal((size_t)rows * heads * dim), wide = normal((size_t)2 * slots * dim);
         std::vector<uint8_t> cache((size_t)2 * slots * dim * 4 + 64);
-        kernels_twin.store_kv(wide.data(), 2 * slots * dim, cache.data(), format);
-        const size_t half = (size_t)slots * dim * (format == F32 ? 4 : 2);
+        for (int i = 0; i < 2 * slots; i++)
+          kernels_twin.store_kv(wide.data() + (size_t)i * dim, 1, dim, cache.data() + i * slot_bytes(format, dim), format);
+        const size_t half = slots * slot_bytes(format, dim);
         std::vector<int32_t> places(context), node_slots{290, 291, 292}, tail{290, 291, 292}, tail_nodes{0, 1, 2};
         for (int i = 0; i < context; i++) places[i] = (i * 7) % 280;
         std::vector<KeyList> lists(rows);
@@ -131,8 +135,9 @@ void check_attention() {
           std::vector<float> keys((size_t)kMostKeyBlocks * 16 * dim + 16), packed((size_t)rows * heads * dim + 16);
           std::vector<float> scores(attention_scores(rows, heads, context + nodes, nodes) + 16);
           k->attention({q.data(), lists.data(), out[which].data(), (size_t)heads * dim, (size_t)heads * dim, rows, heads,
-                        node_slots.data(), nodes, dim, cache.data(), cache.data() + half, (size_t)dim, format, 0.125f,
-                        keys.data(), packed.data(), scores.data()});
+                        node_slots.data(), nodes, dim, cache.data(), cache.data() + half, kv_slot_elements(format, 1, dim),
+                        format, 0.125f, keys.data(), packed.data(), scores.data(), cache.data() + dim,
+                        cache.data() + half + dim});
           which++;
         }
         same("attention", dim * 100 + format * 10 + rows, out[0].data(), out[1].data(), out[0].size() * 4);

@@ -8,7 +8,7 @@ struct PlModel;
 
 struct PlConfig {
   int32_t vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim;
-  int32_t kv_format;    // Format of kernels.h: F32, BF16 or F16
+  int32_t kv_format;    // of kernels.h: F32, BF16, F16 or KV_I8
   int32_t num_threads;
   float rms_norm_eps;
   float rope_scale;     // factor on cos and sin
@@ -34,7 +34,7 @@ struct PlBatch {
   const int32_t *token_ids, *positions, *slot_mapping, *context_lens, *parents, *req_ids;  // [rows]
   const uint8_t* is_node;                                                                  // [rows]
   const int32_t *block_tables, *cu_query, *logits_rows, *hidden_layers, *run_layers;
-  void* kv_cache;  // [layers][2][slots][kv heads][head_dim]
+  void* kv_cache;  // [layers][2][slots][kv heads][head_dim], or as KV_I8 says
   float* logits;   // [num_logits][vocab]
   float* hidden;   // [rows][num_hidden][hidden_size]
 };

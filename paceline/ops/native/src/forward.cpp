@@ -113,8 +113,7 @@ void Pass::Worker::project_qkv(const Layer& layer, const void* after) {
 }
 
 void Pass::Worker::rotate_and_store(const Layer& layer, int index) {
-  const int dim = p.c_.head_dim, half = dim / 2, kv_size = p.m_.kv_size();
-  const size_t slot_bytes = (size_t)kv_size * (p.c_.kv_format == F32 ? 4 : 2);
+  const int dim = p.c_.head_dim, half = dim / 2, kv_heads = p.c_.num_kv_heads;
   share(PL_STEP_ROTATE, p.b_.num_rows, [&](int row) {
     float* qkv = p.m_.qkv.get() + (size_t)row * p.m_.qkv_size();
     const float *cos = p.m_.cos.get() + (size_t)row * half, *sin = p.m_.sin.get() + (size_t)row * half;
@@ -125,9 +124,9 @@ void Pass::Worker::rotate_and_store(const Layer& layer, int index) {
       if (norm) p.k_.rms_norm(head, norm, p.c_.rms_norm_eps, dim, head);
       if (layer.rotates) p.k_.rope(head, cos, sin, dim);
     }
-    const size_t slot = (size_t)p.b_.slot_mapping[row] * slot_bytes;
-    p.k_.store_kv(qkv + p.m_.k_begin(), kv_size, p.kv(index, 0) + slot, p.c_.kv_format);
-    p.k_.store_kv(qkv + p.m_.v_begin(), kv_size, p.kv(index, 1) + slot, p.c_.kv_format);
+    const size_t slot = (size_t)p.b_.slot_mapping[row] * p.slot_bytes();
+    p.k_.store_kv(qkv + p.m_.k_begin(), kv_heads, dim, p.kv(index, 0) + slot, p.c_.kv_format);
+    p.k_.store_kv(qkv + p.m_.v_begin(), kv_heads, dim, p.kv(index, 1) + slot, p.c_.kv_format);
   });
 }
 

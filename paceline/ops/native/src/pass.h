@@ -128,6 +128,13 @@ class Pass {
     const void* start_of(const Layer& layer) const;
   };
 
+  size_t slot_elements() const { return kv_slot_elements(c_.kv_format, c_.num_kv_heads, c_.head_dim); }
+  size_t slot_bytes() const { return slot_elements() * kv_element_bytes(c_.kv_format); }
+  size_t head_bytes() const { return c_.head_dim * kv_element_bytes(c_.kv_format); }
+  // The scales of a head, where keys and values are bytes.
+  const uint8_t* scales(int layer, int which, int head) const {
+    return c_.kv_format == KV_I8 ? kv(layer, which) + (size_t)m_.kv_size() + 4 * head : nullptr;
+  }
   void build_tiles();
   int tile_begin(int tile) const { return (int)((int64_t)b_.num_rows * tile / tiles_); }
   void build_key_lists();
@@ -136,8 +143,7 @@ class Pass {
   void build_spread();
   void reserve();
   uint8_t* kv(int layer, int which) const {
-    const size_t element = c_.kv_format == F32 ? 4 : 2;
-    return (uint8_t*)b_.kv_cache + ((size_t)layer * 2 + which) * b_.num_slots * m_.kv_size() * element;
+    return (uint8_t*)b_.kv_cache + ((size_t)layer * 2 + which) * b_.num_slots * slot_bytes();
   }
 
   PlModel& m_;

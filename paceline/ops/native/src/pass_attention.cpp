@@ -4,7 +4,6 @@
 void Pass::Worker::attend(const Layer& layer, int index) {
   if (!p.spread_.empty() && !layer.window) return attend_spread(index);
   const int heads = p.c_.num_heads / p.c_.num_kv_heads, dim = p.c_.head_dim, span = heads * dim;
-  const size_t element = p.c_.kv_format == F32 ? 4 : 2;
   const Activations& out = p.m_.attended;
   const bool quantize_here = p.m_.any_quantized && span % kBlock == 0, to_scratch = quantize_here && !p.plain_attended_;
   share(PL_STEP_ATTEND, (int)p.items_.size(), [&](int i) {
@@ -17,13 +16,14 @@ void Pass::Worker::attend(const Layer& layer, int index) {
     const int column = item.kv_head * span;
     float* to = to_scratch ? scratch() + p.keys_floats_ + p.packed_floats_ : out.x + (size_t)item.row * out.stride + column;
     const size_t stride = to_scratch ? span : out.stride;
-    const size_t head_bytes = (size_t)item.kv_head * dim * element;
+    const size_t head = item.kv_head * p.head_bytes();
     p.k_.attention({p.m_.qkv.get() + (size_t)item.row * p.m_.qkv_size() + column, lists,
                     to, (size_t)p.m_.qkv_size(), stride,
                     item.rows, heads, p.b_.slot_mapping + item.first_node, item.num_nodes, dim,
-                    p.kv(index, 0) + head_bytes, p.kv(index, 1) + head_bytes, (size_t)p.m_.kv_size(),
+                    p.kv(index, 0) + head, p.kv(index, 1) + head, p.slot_elements(),
                     p.c_.kv_format, 1.0f / sqrtf((float)dim), scratch(), scratch() + p.keys_floats_,
-                    scratch() + p.keys_floats_ + p.packed_floats_ + p.out_floats_});
+                    scratch() + p.keys_floats_ + p.packed_floats_ + p.out_floats_, p.scales(index, 0, item.kv_head),
+                    p.scales(index, 1, item.kv_head)});
     if (quantize_here) p.k_.quantize(out, item.row, item.rows, column / kBlock, to, stride, span);
   });
   if (p.m_.any_quantized && !quantize_here)
@@ -34,16 +34,16 @@ void Pass::Worker::attend(const Layer& layer, int index) {
 // One task for each key/value head of the request.
 std::vector<AttentionTask> Pass::Worker::spread_tasks(const SpreadItem& item, int index) const {
   const int heads = p.c_.num_heads / p.c_.num_kv_heads, dim = p.c_.head_dim, span = heads * dim;
-  const size_t element = p.c_.kv_format == F32 ? 4 : 2, width = p.m_.qkv_size(), stride = p.m_.attended.stride;
+  const size_t width = p.m_.qkv_size(), stride = p.m_.attended.stride;
   std::vector<AttentionTask> tasks;
   for (int head = 0; head < p.c_.num_kv_heads; head++) {
-    const size_t head_bytes = (size_t)head * dim * element;
     float* packed = scratch() + p.keys_floats_ + (size_t)head * item.rows * span;
     tasks.push_back({p.m_.qkv.get() + item.row * width + head * span, p.lists_.data() + item.row,
                      p.m_.attended.x + item.row * stride + head * span, width, stride, item.rows, heads,
-                     p.b_.slot_mapping + item.first_node, item.num_nodes, dim, p.kv(index, 0) + head_bytes,
-                     p.kv(index, 1) + head_bytes, (size_t)p.m_.kv_size(), p.c_.kv_format, 1.0f / sqrtf((float)dim),
-                     scratch(), packed, p.m_.scores.get() + item.scores + head * item.head_scores});
+                     p.b_.slot_mapping + item.first_node, item.num_nodes, dim, p.kv(index, 0) + head * p.head_bytes(),
+                     p.kv(index, 1) + head * p.head_bytes(), p.slot_elements(), p.c_.kv_format, 1.0f / sqrtf((float)dim),
+                     scratch(), packed, p.m_.scores.get() + item.scores + head * item.head_scores,
+                     p.scales(index, 0, head), p.scales(index, 1, head)});
   }
   return tasks;
 }

@@ -80,6 +80,10 @@ inline void vstore_f16(uint16_t* p, vf x) {
   _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+inline __m256 i8_half(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+inline vf vload_i8(const int8_t* p) { return {i8_half(p), i8_half(p + 8)}; }
 inline void vstore_i8(int8_t* p, vi x) {
   alignas(32) int32_t lanes[16];
   _mm256_store_si256((__m256i*)lanes, x.a);

@@ -65,6 +65,7 @@ inline vf vpow2(vf n) {
 inline vf vload_bf16(const uint16_t* p) { vf r{}; for (int i = 0; i < 16; i++) r[i] = bf16_to_float(p[i]); return r; }
 inline vf vload_f16(const uint16_t* p) { vf r{}; for (int i = 0; i < 16; i++) r[i] = f16_to_float(p[i]); return r; }
 inline void vstore_f16(uint16_t* p, vf a) { for (int i = 0; i < 16; i++) p[i] = float_to_f16(a[i]); }
+inline vf vload_i8(const int8_t* p) { vf r{}; for (int i = 0; i < 16; i++) r[i] = (float)p[i]; return r; }
 inline void vstore_i8(int8_t* p, vi a) { for (int i = 0; i < 16; i++) p[i] = (int8_t)a[i]; }
 
 inline float hsum(vf a) {
