@@ -157,15 +157,15 @@ def read_prompts(args: argparse.Namespace, llm: LLM) -> list[list[int]]:
 
 
 def long_prompts(args: argparse.Namespace, llm: LLM, texts: list[str]) -> list[list[int]]:
-    """Prompts of `--context` tokens, which no two of them share: texts in the file's order, then a request to sum up."""
+    """Prompts of `--context` tokens with nothing in common: texts in the file's order, then a request to sum up."""
     question = "\n\nSummarize the texts above, in their own words.\n\nSummary:"
     ends = llm.get_tokenizer().encode(question)
     pool = [token for text in texts for token in llm.get_tokenizer().encode(text + "\n\n")]
     size = args.context - len(ends)
     if size < 1 or size * args.prompts > len(pool):
         raise SystemExit(
-            f"the file has {len(pool)} tokens, too few for {args.prompts} prompts of {args.context}: give fewer, shorter "
-            "or another file"
+            f"the file has {len(pool)} tokens, too few for {args.prompts} prompts of {args.context}: give fewer, "
+            "shorter ones or another file"
         )
     return [pool[i * size : (i + 1) * size] + ends for i in range(args.prompts)]
 

@@ -42,10 +42,10 @@ def by_context(
     weights = decoder.weight_bytes if isinstance(decoder, NativeDecoder) else None
     kv_bytes = kv_bytes_per_token(config, decoder.dtype)
     report = []
-    for context, seconds in times.items():
+    for context, measured in times.items():
         limit = (weights + context * kv_bytes) / bandwidth if weights and bandwidth else None
-        entry = {"context": context, "median_s": statistics.median(seconds), "best_s": min(seconds), "limit_s": limit}
-        report.append(entry)
+        entry: dict[str, Any] = {"context": context, "median_s": statistics.median(measured), "best_s": min(measured)}
+        report.append(entry | {"limit_s": limit})
     return report
 
 

@@ -1,4 +1,4 @@
-"""`paceline doctor --threads`: plain decoding by how the threads wait, alone and beside a program that keeps a core busy.
+"""`paceline doctor --threads`: plain decoding by how the threads wait, alone and beside a busy process.
 
 A thread that loses its processor keeps the others waiting. The table shows the mean time of a pass of one row with all
 threads spinning, with all threads giving way, and by the choice that the engine makes by itself (`src/crowd.h`).
