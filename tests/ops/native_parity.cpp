@@ -116,7 +116,7 @@ size_t slot_bytes(int format, int dim) { return kv_slot_elements(format, 1, dim)
 void check_attention() {
   const int heads = 3, slots = 300, context = 130, nodes = 3;
   for (int dim : {64, 40})
-    for (int format : {F32, BF16, F16, KV_I8})
+    for (int format : {(int)F32, (int)BF16, (int)F16, KV_I8})
       for (int rows : {1, 3}) {
         const std::vector<float> q = normal((size_t)rows * heads * dim), wide = normal((size_t)2 * slots * dim);
         std::vector<uint8_t> cache((size_t)2 * slots * dim * 4 + 64);
