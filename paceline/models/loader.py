@@ -64,11 +64,13 @@ def load_model(
     batch_invariant: bool | None = None,  # None: where it costs next to nothing, see `_batch_invariant`
     num_threads: int | None = None,
     kernels: str = "auto",
+    kv_cache_dtype: str = "auto",  # "int8": bytes with a scale per head and position, on the native kernels
     quiet: bool = False,
 ) -> LoadedModel:
     """Resolve, read and build a model. `num_threads` sets PyTorch's threads where PyTorch computes."""
     said: dict[str, Any] = {"dtype": dtype, "device": device, "quantization": quantization}
     said |= {"batch_invariant": batch_invariant, "num_threads": num_threads, "kernels": kernels}
+    said |= {"kv_cache_dtype": kv_cache_dtype}
     target = _device(device)
     torch_dtype = _dtype(dtype, target)
     use_native = _use_native(kernels, target)
@@ -85,11 +87,12 @@ def load_model(
     quantization = _quantization(quantization, path, dtype, use_native or use_fused)
     if dtype == "auto" and quantization and use_native:
         torch_dtype = torch.float16  # keys and values: finer than the weights, at half the bytes of float32
+    kv_dtype = _kv_dtype(kv_cache_dtype, torch_dtype, use_native)
     tokenizer = load_tokenizer(path)
     decoder: Target
     capture: Callable[[PassRoom], PaddedDecoder] | None = None
     if use_native:
-        decoder = _native_decoder(path, config, torch_dtype, quantization, num_threads)
+        decoder = _native_decoder(path, config, torch_dtype, quantization, num_threads, kv_dtype)
     else:
         check_memory(path, config, torch_dtype, quantization, target.type)
         if num_threads is not None:
@@ -100,7 +103,12 @@ def load_model(
 
 
 def _native_decoder(
-    path: Path, config: ModelConfig, dtype: torch.dtype, quantization: str | None, num_threads: int | None
+    path: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    quantization: str | None,
+    num_threads: int | None,
+    kv_dtype: torch.dtype,
 ) -> Target:
     """The decoder on the native kernels, over packed weights of an earlier load where they were kept."""
     from paceline.models.native import NativeDecoder
@@ -111,7 +119,9 @@ def _native_decoder(
     if not packed:
         check_memory(path, config, dtype, quantization, "cpu")
     weights = packed or read_weights(path, config, keep_quantized=quantization in ("gguf", "checkpoint"))
-    decoder = NativeDecoder(config, weights, dtype=dtype, quantization=quantization, num_threads=num_threads)
+    decoder = NativeDecoder(
+        config, weights, dtype=dtype, quantization=quantization, num_threads=num_threads, kv_dtype=kv_dtype
+    )
     if isinstance(weights, ShapedWeights) and (notes := weights.notes()):
         logger.warning("%s", notes[0].upper() + notes[1:])
     if entry and not packed:
@@ -174,6 +184,16 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
     return DTYPES[dtype]
 
 
+def _kv_dtype(asked: str, dtype: torch.dtype, use_native: bool) -> torch.dtype:
+    if asked not in ("auto", "int8"):
+        raise InvalidOptionError(f"kv_cache_dtype must be auto or int8, but is {asked!r}")
+    if asked == "int8" and not use_native:
+        raise InvalidOptionError(
+            "kv_cache_dtype 'int8' is what the native CPU kernels have, and they do not run here: leave it out"
+        )
+    return torch.int8 if asked == "int8" else dtype
+
+
 def _quantization(asked: str | None, path: Path, dtype: str, has_kernels: bool) -> str | None:
     """auto: compute on the file's own blocks or values, on a CPU the fastest way that leaves its weights as they are.
 
@@ -234,6 +254,8 @@ def _execution(decoder: Target, quantization: str | None) -> str:
         "checkpoint": "the folder's own quantized values",
         "int8": "int8 weights",
     }.get(quantization or "", "")
+    if isinstance(decoder, NativeDecoder) and decoder.dtype == torch.int8:
+        weights = f"{weights or 'plain weights'}, int8 keys and values"
     weights = weights or str(decoder.dtype).removeprefix("torch.")
     bits = "batch-invariant" if decoder.batch_invariant else "not batch-invariant: an answer may change with its batch"
     if isinstance(decoder, NativeDecoder):

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.forward import ForwardBatch, ForwardOutput
+from paceline.core.kv_tensor import head_elements
 from paceline.core.model_config import ModelConfig
 from paceline.core.processors import threads_left
 from paceline.core.weights import QuantizedTensor, Weights
@@ -33,7 +34,7 @@ from paceline.models.packed_weights import PackedWeights
 from paceline.models.rope import rope_frequencies
 from paceline.ops.native import available, default_num_threads, unavailable_reason
 from paceline.ops.native.layers import unpack_rows
-from paceline.ops.native.library import FORMATS, STATUS, Batch, Config, library
+from paceline.ops.native.library import FORMATS, KV_BYTES, STATUS, Batch, Config, library
 
 NATIVE_PARTS = frozenset({"layers without rotary embedding"})  # of `ModelConfig.special_parts`
 QUANTIZATIONS = ("int8", "gguf", "checkpoint")
@@ -61,9 +62,10 @@ class NativeDecoder:
         config: ModelConfig,
         weights: Weights | PackedWeights,  # or as an earlier load packed them
         *,
-        dtype: torch.dtype = torch.float32,  # of the KV cache, and of plain weights
+        dtype: torch.dtype = torch.float32,  # of plain weights, and of the KV cache unless kv_dtype says otherwise
         quantization: str | None = None,
         num_threads: int | None = None,
+        kv_dtype: torch.dtype | None = None,  # torch.int8: bytes, with a scale for each head of a position
     ) -> None:
         if not available():
             raise UnsupportedModelError(unavailable_reason() or "")
@@ -80,7 +82,7 @@ class NativeDecoder:
         if quantization == "gguf" and not _has_blocks(weights):
             raise InvalidOptionError("quantization 'gguf' computes on GGUF blocks, but these weights have none")
         self.config = config
-        self.dtype = dtype
+        self.dtype = kv_dtype or dtype
         self.quantization = quantization
         self.num_threads = num_threads or default_num_threads()
         self._threads_used = self.num_threads
@@ -159,7 +161,7 @@ class NativeDecoder:
 
     def _check(self, kv_cache: Tensor, hidden_layers: Sequence[int], layers: Sequence[int] | None) -> None:
         config = self.config
-        expected = (config.num_layers, 2, kv_cache.shape[2], config.num_kv_heads, config.head_dim)
+        expected = (config.num_layers, 2, kv_cache.shape[2], config.num_kv_heads, head_elements(config, self.dtype))
         if kv_cache.dtype != self.dtype or tuple(kv_cache.shape) != expected or not kv_cache.is_contiguous():
             raise InvalidOptionError(
                 f"the KV cache must be contiguous {self.dtype} of shape {expected}; "
@@ -187,7 +189,7 @@ class NativeDecoder:
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            kv_format=FORMATS[_name(self.dtype)],
+            kv_format=KV_BYTES if self.dtype == torch.int8 else FORMATS[_name(self.dtype)],
             num_threads=self.num_threads,
             rms_norm_eps=config.rms_norm_eps,
             rope_scale=rope_scale,
