@@ -1,13 +1,15 @@
 """A real cluster of processes on this machine: faults, routing, disaggregation, and the simulator beside it.
 
-    python benchmarks/cluster.py soak      [--requests 2000] [--rate 4] [--kill-every 20]   kill -9 of random workers
+    python benchmarks/cluster.py soak      [--requests 2000] [--streams 12] [--kill-every 3] [--model smollm2-135m]
+                                           kill -9 of random workers; without --model: random weights, a few layers
     python benchmarks/cluster.py routing   [--requests 120] [--rate 2]                      routers, shared prefixes
     python benchmarks/cluster.py disagg    [--requests 60] [--rate 1]                       long and short prompts
     python benchmarks/cluster.py simulator --worker-file cpu.json [--rates 0.5 1 2]         predicted and measured
                                            [--model smollm2-135m] [--threads 1] [--spec none]
 
 `soak` compares every answer (tokens, and bits of log-probabilities) with one engine's, and prints how long streams
-that lost their worker stood still; the exit code is 1 where an answer is wrong or missing. `simulator` is given the
+that lost their worker stood still; the exit code is 1 where an answer is wrong or missing or a KV block does not come
+back. `simulator` is given the
 pass cost of one worker with as many threads (`paceline bench curve --num-threads 1 --out cpu.json`) and runs each load
 for real and simulated. Prints a table, then one JSON line.
 """
@@ -15,19 +17,19 @@ for real and simulated. Prints a table, then one JSON line.
 import argparse
 import asyncio
 import json
-import os
 import random
-import signal
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
-from cluster_load import Answered, Ask, arrivals, fleet, percentile, row, run_load, words, worker_command
+from cluster_load import Answered, Ask, arrivals, fleet, row, run_load, words, worker_command
+from cluster_soak import soak
+from tiny_model import write_tiny_model
 
-from paceline import LLM
 from paceline.bench.run.provenance import provenance
 from paceline.cli.lab import format_table
 from paceline.cluster.backend import ClusterBackend
-from paceline.cluster.ingress import Ingress
 from paceline.cluster.simulate.figures import Outcome
 from paceline.cluster.simulate.run import Fleet, simulate
 from paceline.cluster.simulate.trace import Trace, TraceRequest
@@ -49,39 +51,6 @@ def run(
     with fleet(command(args, *more), roles) as workers:
         backend = ClusterBackend(workers.addresses(), args.tokenizer, router, policy)
         return asyncio.run(run_load(backend, asks))
-
-
-def soak(args: argparse.Namespace) -> tuple[Rows, bool]:
-    asks = [
-        Ask(at_s, words(args.tokenizer, 40 + 37 * i % 300, i), 24, seed=i, temperature=0.8 * (i % 2))
-        for i, at_s in enumerate(arrivals(args.requests, args.rate, 0))
-    ]
-    roles = ["prefill", "decode", "decode"]
-    with fleet(command(args), roles) as workers:
-        backend = ClusterBackend(workers.addresses(), args.tokenizer, "kv_aware", "remote")
-        kills = [0]
-
-        async def chaos(ingress: Ingress) -> None:
-            dice = random.Random(0)
-            while True:
-                await asyncio.sleep(dice.expovariate(1 / args.kill_every))
-                up = [link for link in ingress.links if link.is_up and link.figures]
-                if len(up) == len(roles):
-                    os.kill(dice.choice(up).figures["pid"], signal.SIGKILL)
-                    kills[0] += 1
-
-        answers = asyncio.run(run_load(backend, asks, chaos))
-    llm = LLM(args.model, {"method": "none"})
-    wrong = 0
-    for one in answers:
-        [sample] = llm.generate({"prompt_token_ids": one.ask.prompt}, one.ask.params)[0].outputs
-        same = sample.token_ids == one.token_ids and [x.logprob for x in sample.token_logprobs or []] == one.logprobs
-        wrong += one.error is None and not same
-    usual_s = percentile([gap for one in answers for gap in one.gaps_s], 50)
-    stops = [max(one.gaps_s) for one in answers if one.gaps_s and max(one.gaps_s) > 20 * usual_s]
-    found = row(answers) | {"kills": kills[0], "wrong": wrong, "stopped streams": len(stops)}
-    found |= {"stop p50 s": percentile(stops, 50), "stop p99 s": percentile(stops, 99)}
-    return [found], wrong == 0 and found["failed"] == 0
 
 
 def routing(args: argparse.Namespace) -> tuple[Rows, bool]:
@@ -179,19 +148,30 @@ RATES = {"soak": 4.0, "routing": 2.0, "disagg": 1.0, "simulator": 1.0}
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiment", choices=EXPERIMENTS)
-    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--model", help="(default: smollm2-135m; soak: a tiny one with random weights)")
     parser.add_argument("--threads", type=int, default=1, help="of each worker")
     parser.add_argument("--spec", default="none", help="drafting method of the workers")
     parser.add_argument("--requests", type=int)
     parser.add_argument("--rate", type=float, help="requests per second")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 1.0, 2.0, 3.0])
-    parser.add_argument("--kill-every", type=float, default=20.0, metavar="SECONDS")
+    parser.add_argument("--kill-every", type=float, default=3.0, metavar="SECONDS", help="soak: mean pause")
+    parser.add_argument("--streams", type=int, default=12, help="soak: requests at a time")
+    parser.add_argument("--tokens", type=int, default=160, help="soak: of the shortest answer")
+    parser.add_argument("--num-kv-blocks", type=int, default=1000, help="soak: of each worker")
+    parser.add_argument("--seed", type=int, default=0, help="soak: of the kills")
     parser.add_argument("--worker-file", metavar="FILE")
     args = parser.parse_args()
     args.requests, args.rate = args.requests or REQUESTS[args.experiment], args.rate or RATES[args.experiment]
-    args.tokenizer = load_tokenizer(resolve_model(args.model))
-    rows, holds = EXPERIMENTS[args.experiment](args)
-    print(format_table(rows))
+    with tempfile.TemporaryDirectory() as folder:
+        if args.model is None and args.experiment == "soak":
+            args.model = str(write_tiny_model(Path(folder)))
+        args.model = args.model or "smollm2-135m"
+        args.tokenizer = load_tokenizer(resolve_model(args.model))
+        rows, holds = EXPERIMENTS[args.experiment](args)
+    for found in rows if len(rows) == 1 else []:
+        print("\n".join(f"{name:28} {value}" for name, value in found.items()))
+    if len(rows) > 1:
+        print(format_table(rows))
     print(json.dumps({"experiment": args.experiment, "rows": rows, "holds": holds, **provenance()}))
     return 0 if holds else 1
 

@@ -72,7 +72,8 @@ class ClusterBackend:
             make_chooser(self._router, self._time), size
         )
 
-    def _started(self) -> Ingress:
+    def start(self) -> Ingress:
+        """Connects to the workers, in the event loop that runs; the first request does it by itself."""
         if self._ingress is None:
             decode, prefill = self._routers()
             self._ingress = Ingress(
@@ -90,6 +91,14 @@ class ClusterBackend:
                 self._discovering = asyncio.create_task(self._keep_discovering(self._ingress, self._discover))
         return self._ingress
 
+    async def stop(self) -> None:
+        """Ends the connections, in the event loop that they were made in."""
+        if self._discovering is not None:
+            self._discovering.cancel()
+        if self._ingress is not None:
+            await self._ingress.close()
+        self._ingress = self._discovering = None
+
     async def _keep_discovering(self, ingress: Ingress, discover: Callable[[], Sequence[Address]]) -> None:
         while True:
             await asyncio.sleep(DISCOVER_EVERY_S)
@@ -103,7 +112,7 @@ class ClusterBackend:
     ) -> AsyncIterator[RequestOutput]:
         if self._is_closed:
             raise EngineDeadError("the cluster was shut down")
-        ingress = self._started()
+        ingress = self.start()
         await ingress.tried()
         outputs = ingress.generate(token_ids, params, request_id, cache_salt)
         async with aclosing(outputs):  # type: ignore[type-var]

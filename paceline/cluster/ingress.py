@@ -11,6 +11,8 @@ import asyncio
 import dataclasses
 import logging
 import secrets
+import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +31,7 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.core.tokenizer import Tokenizer
 
 logger = logging.getLogger("paceline.cluster")
+NUM_RECOVERIES = 4096
 PromptKeys = Callable[[Sequence[int], str], list[int]]  # (token ids, salt) -> routing keys of the full blocks
 
 
@@ -36,6 +39,14 @@ PromptKeys = Callable[[Sequence[int], str], list[int]]  # (token ids, salt) -> r
 class IngressConfig:
     stall_timeout_s: float = 5.0  # a worker that says nothing for so long is lost
     no_worker_timeout_s: float = 60.0  # how long a request waits for a worker to come back; a new one takes about 10
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """One stream that lost its worker."""
+
+    gap_s: float  # between the last item of the old worker and the first of the new one
+    reason: str  # why the old one was lost
 
 
 @dataclass(slots=True, eq=False)
@@ -46,6 +57,8 @@ class _Open:
     link: WorkerLink | None = None
     items: list[dict[str, Any]] = field(default_factory=list)
     lost: str | None = None  # why its worker was lost
+    heard_s: float = field(default_factory=time.monotonic)  # when its last item came, or else when it came itself
+    resumes_after: str | None = None  # why its worker was lost, until the next one says something
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -67,6 +80,7 @@ class Ingress:
         timeout_s = self.config.no_worker_timeout_s
         self.placer = Placer(decode_router, prefill_router, policy, lambda name: self._by_id[name], timeout_s)
         self.num_resumed = 0
+        self.recoveries: deque[Recovery] = deque(maxlen=NUM_RECOVERIES)  # newest last
         self._prompt_keys, self._tokenizer = prompt_keys, tokenizer
         self._fingerprint = fingerprint
         self._by_id: dict[str, WorkerLink] = {}
@@ -154,8 +168,17 @@ class Ingress:
                     raise WorkerLostError(f"out of step in request {item['id']}: {error}") from error
             elif item["attempt"] != request.delivery.attempt:
                 continue
+            if "outputs" in item:
+                self._note_heard(request)
             request.items.append(item)
             request.changed.set()
+
+    def _note_heard(self, request: _Open) -> None:
+        now_s = time.monotonic()
+        if request.resumes_after is not None:
+            self.recoveries.append(Recovery(now_s - request.heard_s, request.resumes_after))
+            request.resumes_after = None
+        request.heard_s = now_s
 
     # Requests
 
@@ -181,6 +204,7 @@ class Ingress:
                             return
                 except WorkerLostError as error:
                     self.num_resumed += 1
+                    request.resumes_after = str(error)
                     avoid = [place.worker_id]
                     logger.info("request %s goes on elsewhere after %s: %s", request_id, place.worker_id, error)
                 finally:
