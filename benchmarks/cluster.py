@@ -2,16 +2,16 @@
 
     python benchmarks/cluster.py soak      [--requests 2000] [--streams 12] [--kill-every 3] [--model smollm2-135m]
                                            kill -9 of random workers; without --model: random weights, a few layers
+    python benchmarks/cluster.py server    [--threads 2] [--rounds 5] [--tokens 64]         beside `paceline serve`
     python benchmarks/cluster.py routing   [--requests 120] [--rate 2]                      routers, shared prefixes
     python benchmarks/cluster.py disagg    [--requests 60] [--rate 1]                       long and short prompts
-    python benchmarks/cluster.py simulator --worker-file cpu.json [--rates 0.5 1 2]         predicted and measured
+    python benchmarks/cluster.py simulate-check [--seconds 30] [--sleeping]                 predicted and measured
                                            [--model smollm2-135m] [--threads 1] [--spec none]
 
 `soak` compares every answer (tokens, and bits of log-probabilities) with one engine's, and prints how long streams
 that lost their worker stood still; the exit code is 1 where an answer is wrong or missing or a KV block does not come
-back. `simulator` is given the
-pass cost of one worker with as many threads (`paceline bench curve --num-threads 1 --out cpu.json`) and runs each load
-for real and simulated. Prints a table, then one JSON line.
+back. `simulate-check` measures some passes, then runs loads
+for real and simulated; with `--sleeping` passes last as long as a formula says. Prints a table, then one JSON line.
 """
 
 import argparse
@@ -24,21 +24,18 @@ from pathlib import Path
 from typing import Any
 
 from cluster_load import Answered, Ask, arrivals, fleet, row, run_load, words, worker_command
+from cluster_server import server
+from cluster_simulate import check
 from cluster_soak import soak
 from tiny_model import write_tiny_model
 
 from paceline.bench.run.provenance import provenance
 from paceline.cli.lab import format_table
 from paceline.cluster.backend import ClusterBackend
-from paceline.cluster.simulate.figures import Outcome
-from paceline.cluster.simulate.run import Fleet, simulate
-from paceline.cluster.simulate.trace import Trace, TraceRequest
-from paceline.cluster.worker_spec import WorkerSpec
 from paceline.models.loading import load_tokenizer
 from paceline.models.resolve import resolve_model
 
 Rows = list[dict[str, Any]]
-BLOCK = 16
 
 
 def command(args: argparse.Namespace, *more: str) -> list[str]:
@@ -98,51 +95,10 @@ def disagg(args: argparse.Namespace) -> tuple[Rows, bool]:
     return rows, True
 
 
-def simulator(args: argparse.Namespace) -> tuple[Rows, bool]:
-    spec = WorkerSpec.load(args.worker_file)
-    rows, near = [], []
-    for rate in args.rates:
-        for roles, policy in ((["decode"], "local"), (["decode"] * 2, "local"), (["prefill", "decode"], "remote")):
-            asks = [
-                Ask(at_s, words(args.tokenizer, random.Random(i).choice([60, 200, 600]), i), 32, seed=i)
-                for i, at_s in enumerate(arrivals(args.requests, rate, 1))
-            ]
-            real = row(run(args, roles, asks, "kv_aware", policy))
-            told = predicted(asks, spec, roles, policy).row()
-            pairs = {
-                "TTFT p50 ms": "TTFT p50 ms",
-                "TTFT p99 ms": "p99",
-                "gap p50 ms": "gap p50 ms",
-                "gap p99 ms": "gap p99",
-            }
-            found: dict[str, Any] = {"workers": "+".join(roles), "rate": rate}
-            for mine, theirs in pairs.items():
-                found |= {mine: real[mine], f"simulated {mine}": told[theirs]}
-                near.append(abs(told[theirs] / real[mine] - 1) <= 0.2)
-            rows.append(found)
-    print(f"{sum(near)} of {len(near)} figures within 20 %")
-    return rows, sum(near) >= 0.8 * len(near)
-
-
-def predicted(asks: list[Ask], spec: WorkerSpec, roles: list[str], policy: str) -> Outcome:
-    keys = iter(range(10**9))
-    requests = [
-        TraceRequest(
-            ask.arrival_s,
-            len(ask.prompt),
-            ask.num_tokens,
-            tuple(next(keys) for _ in range((len(ask.prompt) - 1) // BLOCK)),
-        )
-        for ask in asks
-    ]
-    return simulate(
-        Trace(requests, BLOCK), Fleet(spec, roles.count("decode"), spec, roles.count("prefill")), policy=policy
-    )
-
-
-EXPERIMENTS = {"soak": soak, "routing": routing, "disagg": disagg, "simulator": simulator}
-REQUESTS = {"soak": 2000, "routing": 120, "disagg": 60, "simulator": 60}
-RATES = {"soak": 4.0, "routing": 2.0, "disagg": 1.0, "simulator": 1.0}
+EXPERIMENTS = {"soak": soak, "server": server, "routing": routing, "disagg": disagg, "simulate-check": check}
+TOKENS = {"soak": 160, "server": 64}
+REQUESTS = {"soak": 2000, "routing": 120, "disagg": 60}
+RATES = {"soak": 4.0, "routing": 2.0, "disagg": 1.0}
 
 
 def main() -> int:
@@ -153,17 +109,19 @@ def main() -> int:
     parser.add_argument("--spec", default="none", help="drafting method of the workers")
     parser.add_argument("--requests", type=int)
     parser.add_argument("--rate", type=float, help="requests per second")
-    parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 1.0, 2.0, 3.0])
     parser.add_argument("--kill-every", type=float, default=3.0, metavar="SECONDS", help="soak: mean pause")
+    parser.add_argument("--rounds", type=int, default=5, help="server: of either side, after an untimed one")
     parser.add_argument("--streams", type=int, default=12, help="soak: requests at a time")
-    parser.add_argument("--tokens", type=int, default=160, help="soak: of the shortest answer")
+    parser.add_argument("--tokens", type=int, help="soak, server: of the shortest answer")
     parser.add_argument("--num-kv-blocks", type=int, default=1000, help="soak: of each worker")
     parser.add_argument("--seed", type=int, default=0, help="soak: of the kills")
-    parser.add_argument("--worker-file", metavar="FILE")
+    parser.add_argument("--seconds", type=float, default=30.0, help="simulate-check: of each run")
+    parser.add_argument("--sleeping", action="store_true", help="simulate-check: tiny workers whose passes sleep")
     args = parser.parse_args()
-    args.requests, args.rate = args.requests or REQUESTS[args.experiment], args.rate or RATES[args.experiment]
+    args.requests, args.rate = args.requests or REQUESTS.get(args.experiment), args.rate or RATES.get(args.experiment)
+    args.tokens = args.tokens or TOKENS.get(args.experiment)
     with tempfile.TemporaryDirectory() as folder:
-        if args.model is None and args.experiment == "soak":
+        if args.model is None and (args.experiment == "soak" or args.sleeping):
             args.model = str(write_tiny_model(Path(folder)))
         args.model = args.model or "smollm2-135m"
         args.tokenizer = load_tokenizer(resolve_model(args.model))

@@ -1,7 +1,6 @@
 """`paceline cluster worker`: one worker alone. `paceline cluster up` starts its own with this verb."""
 
 import argparse
-import asyncio
 import socket
 from typing import TYPE_CHECKING
 
@@ -31,6 +30,7 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
 
 
 def run_worker(args: argparse.Namespace) -> int:
+    from paceline.cluster.event_loop import run
     from paceline.cluster.joining import ROLES
     from paceline.cluster.parent import Parent
     from paceline.cluster.worker_main import run_worker
@@ -43,7 +43,7 @@ def run_worker(args: argparse.Namespace) -> int:
     llm = serve.make_engine(args)
     name = args.worker_name or f"{args.role}@{args.listen}"
     methods, events = serve.chosen_per_request(), args.kv_events[:2]
-    return asyncio.run(run_worker(llm, methods, args.role, name, host, port, parent, events))
+    return run(run_worker(llm, methods, args.role, name, host, port, parent, events))
 
 
 def parse_address(text: str) -> "Address":

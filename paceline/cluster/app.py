@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.cluster.engine_seam import EngineSeam
+from paceline.cluster.event_loop import run
 from paceline.cluster.worker import Worker
 from paceline.errors import MissingExtraError
 from paceline.llm import AsyncLLM
@@ -69,7 +70,7 @@ class WorkerReplica:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            run(self._serve())
         except BaseException as error:
             self._failure = error
             logger.exception("the worker %s ended", self._name)

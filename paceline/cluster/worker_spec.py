@@ -34,6 +34,7 @@ class WorkerSpec:
     latency_s: float = 0.002  # of one request over that link
     tokens_per_pass: float = 1.0  # that a stream gets: above 1 with speculation
     rows_per_stream: int = 1  # of a decode pass: 1 and the draft's nodes
+    request_s: float = 0.0  # from the server to the worker and back, once for each request
     dollars_per_hour: float = 0.0
 
     def __post_init__(self) -> None:
@@ -49,6 +50,7 @@ class WorkerSpec:
                 raise InvalidOptionError(f"worker {self.name!r}: {field} must be a whole number above 0, got {count!r}")
         _check_number(self.name, "context_s", self.context_s, least=0.0)
         _check_number(self.name, "latency_s", self.latency_s, least=0.0)
+        _check_number(self.name, "request_s", self.request_s, least=0.0)
         _check_number(self.name, "dollars_per_hour", self.dollars_per_hour, least=0.0)
         _check_number(self.name, "kv_bytes_per_token", self.kv_bytes_per_token, least=0.0)
         _check_number(self.name, "tokens_per_pass", self.tokens_per_pass, least=1.0)

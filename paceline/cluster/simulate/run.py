@@ -188,6 +188,7 @@ class _Simulation:
         heapq.heappush(self.events, (time_s, next(self.order), happen))
 
     def _tell(self, side: _Side, worker: SimulatedWorker, news: News, now: float) -> None:
+        way_s = side.time.spec.request_s
         for job in news.read:
             side.store(worker, job.keys)
             self.num_computed += job.num_prompt_tokens - job.num_cached
@@ -195,11 +196,11 @@ class _Simulation:
                 self._send(job, now)
             else:
                 self.here[job.request].first_token()
-                self.ttft_s[job.request] = now - self.trace.requests[job.request].arrival_s
+                self.ttft_s[job.request] = way_s + now - self.trace.requests[job.request].arrival_s
         for job in news.finished:
             if side is self.decode:
                 self.here.pop(job.request).close()
-                self.e2e_s[job.request] = now - self.trace.requests[job.request].arrival_s
+                self.e2e_s[job.request] = way_s + now - self.trace.requests[job.request].arrival_s
 
     def _send(self, job: Job, now: float) -> None:
         """The blocks go over the link, and the request then runs as one whose prefix is cached."""
