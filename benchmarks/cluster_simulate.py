@@ -1,7 +1,7 @@
 """The simulator beside real runs that it was not fitted to: is it within 20 % of their p50 and p99?
 
-First some lone prompts and some equal streams are measured on idle workers: what a pass of so many rows takes, what the way
-to a worker and back takes, and what moving KV takes. From these figures alone loads of other lengths and rates are
+First some lone prompts and some equal streams are measured on idle workers: what a pass of so many rows takes, what the
+way to a worker and back takes, and what moving KV takes. From these figures alone loads of other lengths and rates are
 predicted, with the same router and policy, and then run.
 """
 
@@ -26,8 +26,8 @@ from paceline.lab.pass_cost import PassCost
 BLOCK = 16
 NEAR = 0.2  # of the real figure
 ENOUGH = 0.8  # of the runs
-STREAMS = (1, 2, 4, 8, 16)  # that decode together in the calibration
-PROMPTS = (32, 64, 128)  # lone prompts, each in one pass
+STREAMS = (1, 2, 4, 8, 16, 32, 48)  # that decode together in the calibration
+LONE = 8  # tokens of the prompt that shows what the way takes
 MOVED = (144, 400)  # lone prompts that a prefill worker computes
 LENGTHS, ANSWER = (60, 150, 330), 24  # of the loads: other prompts than those above
 FLEETS: dict[str, tuple[list[str], str, float]] = {  # roles, policy, workers that share the prompts
@@ -82,9 +82,7 @@ async def _pass_cost(backend: ClusterBackend, args: argparse.Namespace) -> Worke
         asks = [Ask(0.0, words(args.tokenizer, 20, 50_000 + 100 * count + i), 40) for i in range(count)]
         answers = await answer_all(backend, asks, count)
         curve[count] = percentile([gap for one in answers for gap in one.gaps_s[5:]], 50)
-    lone = {count: await _lone_s(backend, args, count) for count in (8, *PROMPTS)}
-    way_s = max(0.0, lone[8] - PassCost.of(curve)(8))
-    curve |= {count: lone[count] - way_s for count in PROMPTS}
+    way_s = max(0.0, await _lone_s(backend, args, LONE) - PassCost.of(curve)(LONE))
     await backend.stop()
     return WorkerSpec("calibrated", PassCost.of(curve), request_s=way_s)
 

@@ -94,9 +94,11 @@ def soak(args: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
 
 def _recovery_gaps(ingress: Ingress) -> dict[str, list[float]]:
     """Seconds in which streams that lost their worker stood still."""
-    found: dict[str, list[float]] = {"killed": [], "silent": []}
+    found: dict[str, list[float]] = {"killed": [], "silent": [], "none was left": []}
     for one in ingress.recoveries:
-        found["silent" if "said nothing" in one.reason else "killed"].append(one.gap_s)
+        found["none was left" if one.waited else "silent" if "said nothing" in one.reason else "killed"].append(
+            one.gap_s
+        )
     return found
 
 

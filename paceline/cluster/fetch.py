@@ -13,7 +13,7 @@ come damaged, twice, in any order, or not at all.
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from paceline.cluster.transport import Channel, ChannelClosedError
 from paceline.cluster.wire import Frame, Kind, ProtocolError
@@ -24,28 +24,42 @@ BATCH = 16
 IDLE_TIMEOUT_S = 2.0  # without a frame: what has come is taken. A block takes 1 ms on the slowest link we know
 
 
-class BlockHolder(Protocol):
+class Key(Protocol):
+    """What names a block."""
+
+    @property
+    def hash(self) -> bytes: ...
+
+
+# What an engine gives out and gets back: nobody here looks inside.
+LeaseT = TypeVar("LeaseT")
+TicketT = TypeVar("TicketT")
+KeyT = TypeVar("KeyT", bound=Key)
+KeyIn = TypeVar("KeyIn", bound=Key, contravariant=True)
+
+
+class BlockHolder(Protocol[LeaseT]):
     """The sender's engine."""
 
-    async def pin(self, hashes: Sequence[bytes]) -> Any: ...  # a lease on the leading ones that are there
+    async def pin(self, hashes: Sequence[bytes]) -> LeaseT: ...  # on the leading ones that are there
 
-    def num_pinned(self, lease: Any) -> int: ...
+    def num_pinned(self, lease: LeaseT) -> int: ...
 
-    async def read(self, lease: Any, blocks: Sequence[int]) -> list[bytes] | None: ...  # None: the lease expired
+    async def read(self, lease: LeaseT, blocks: Sequence[int]) -> list[bytes] | None: ...  # None: the lease expired
 
-    async def release(self, lease: Any) -> None: ...
+    async def release(self, lease: LeaseT) -> None: ...
 
 
-class BlockTaker(Protocol):
-    """The receiver's engine. A key has at least a `hash`."""
+class BlockTaker(Protocol[KeyIn, TicketT]):
+    """The receiver's engine."""
 
-    async def reserve(self, keys: Sequence[Any]) -> Any: ...  # a ticket
+    async def reserve(self, keys: Sequence[KeyIn]) -> TicketT: ...
 
-    def missing(self, ticket: Any) -> Sequence[int]: ...  # indices of keys whose bytes must come
+    def missing(self, ticket: TicketT) -> Sequence[int]: ...  # indices of keys whose bytes must come
 
-    async def write(self, ticket: Any, blocks: Sequence[tuple[int, bytes]]) -> list[bool]: ...
+    async def write(self, ticket: TicketT, blocks: Sequence[tuple[int, bytes]]) -> list[bool]: ...
 
-    async def commit(self, ticket: Any, verified: Sequence[int]) -> int: ...  # leading blocks that are there now
+    async def commit(self, ticket: TicketT, verified: Sequence[int]) -> int: ...  # leading blocks that are there now
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +71,7 @@ class Fetched:
     reason: str  # complete, timeout, closed: ...
 
 
-async def serve_fetch(channel: Channel, frame: Frame, holder: BlockHolder) -> int:
+async def serve_fetch(channel: Channel, frame: Frame, holder: BlockHolder[LeaseT]) -> int:
     """Answer one FETCH; returns the number of blocks sent."""
     hashes = [bytes.fromhex(text) for text in frame.meta["hashes"]]
     lease = await holder.pin(hashes)
@@ -78,7 +92,7 @@ async def serve_fetch(channel: Channel, frame: Frame, holder: BlockHolder) -> in
 
 
 async def fetch_blocks(
-    channel: Channel, keys: Sequence[Any], taker: BlockTaker, idle_timeout_s: float = IDLE_TIMEOUT_S
+    channel: Channel, keys: Sequence[KeyT], taker: BlockTaker[KeyT, TicketT], idle_timeout_s: float = IDLE_TIMEOUT_S
 ) -> Fetched:
     """Get the blocks of these keys, as far as they come; never raises for what the other side or the network did."""
     ticket = await taker.reserve(keys)
@@ -102,8 +116,8 @@ async def fetch_blocks(
     return Fetched(num_blocks, len(incoming.verified), incoming.num_damaged, incoming.num_bytes, reason)
 
 
-class _Incoming:
-    def __init__(self, taker: BlockTaker, ticket: Any, wanted: dict[bytes, int]) -> None:
+class _Incoming(Generic[TicketT]):
+    def __init__(self, taker: BlockTaker[Any, TicketT], ticket: TicketT, wanted: dict[bytes, int]) -> None:
         self._taker, self._ticket, self._wanted = taker, ticket, wanted
         self._batch: dict[int, bytes] = {}
         self._num_announced: int | None = None  # by END

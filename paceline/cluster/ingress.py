@@ -47,6 +47,7 @@ class Recovery:
 
     gap_s: float  # between the last item of the old worker and the first of the new one
     reason: str  # why the old one was lost
+    waited: bool  # no decode worker was left: one had to come back first
 
 
 @dataclass(slots=True, eq=False)
@@ -59,6 +60,7 @@ class _Open:
     lost: str | None = None  # why its worker was lost
     heard_s: float = field(default_factory=time.monotonic)  # when its last item came, or else when it came itself
     resumes_after: str | None = None  # why its worker was lost, until the next one says something
+    waited: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -176,8 +178,8 @@ class Ingress:
     def _note_heard(self, request: _Open) -> None:
         now_s = time.monotonic()
         if request.resumes_after is not None:
-            self.recoveries.append(Recovery(now_s - request.heard_s, request.resumes_after))
-            request.resumes_after = None
+            self.recoveries.append(Recovery(now_s - request.heard_s, request.resumes_after, request.waited))
+            request.resumes_after, request.waited = None, False
         request.heard_s = now_s
 
     # Requests
@@ -195,6 +197,7 @@ class Ingress:
         keys, avoid = self._prompt_keys(tokens, cache_salt), list[str]()
         try:
             while True:
+                request.waited |= request.resumes_after is not None and not self.placer.decode.worker_ids
                 place = await self.placer.route(keys, len(tokens), avoid)
                 try:
                     await self._begin(request, place, base, keys, params)

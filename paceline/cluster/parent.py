@@ -10,12 +10,12 @@ class Parent:
     """Watched from the first moment on: a model takes seconds to load, and nobody may want it by then."""
 
     def __init__(self) -> None:
-        self._when_gone: Callable[[], None] = lambda: os._exit(0)  # there is nothing to tidy up yet
+        self._when_gone: Callable[[], object] = lambda: os._exit(0)  # there is nothing to tidy up yet
         self._lock = threading.Lock()
         self._is_gone = False
         threading.Thread(target=self._watch, name="paceline-parent", daemon=True).start()
 
-    def when_gone(self, callback: Callable[[], None]) -> None:
+    def when_gone(self, callback: Callable[[], object]) -> None:
         """From now on this is called, in another thread; at once where it is gone already."""
         with self._lock:
             self._when_gone = callback
