@@ -35,7 +35,7 @@ FLEETS: dict[str, tuple[list[str], str, float]] = {  # roles, policy, workers th
     "2 mixed": (["decode", "decode"], "local", 2.0),
     "1 + 1": (["prefill", "decode"], "remote", 1.0),
 }
-UTILIZATION = (0.25, 0.4, 0.55, 0.7)  # of what one worker could read and answer: the rates follow from it
+UTILIZATION = (0.15, 0.25, 0.35, 0.5)  # of what one worker could read and answer: the rates follow from it
 
 
 def check(args: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:

@@ -1,4 +1,4 @@
-"""`paceline cluster status` and `down`: of a cluster that `up` started on this machine.
+"""`paceline cluster status`, `restart` and `down`: of a cluster that `up` started on this machine.
 
 While a cluster runs, a small file in the temporary folder says where it is.
 """
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paceline.cluster.backend import Address
 
 DOWN_TIMEOUT_S = 60.0
+RESTART_TIMEOUT_S = 300.0  # of one worker: 60 for its streams, and its model has to be loaded
 POLL_S = 0.1
 
 
@@ -79,16 +80,44 @@ def run_status(args: argparse.Namespace) -> int:
 
 
 async def _rows(addresses: "list[Address]") -> list[dict[str, Any]]:
-    from paceline.cluster.status import ask, worker_row
-    from paceline.errors import PacelineError
+    from paceline.cluster.status import worker_row
 
     rows = []
     for host, port in addresses:
-        try:
-            rows.append(worker_row(await ask(host, port)))
-        except PacelineError:
-            rows.append({"worker": f"{host}:{port}", "role": "not reachable"})
+        found = await _answer(host, port)
+        rows.append(worker_row(found) if found else {"worker": f"{host}:{port}", "role": "not reachable"})
     return sorted(rows, key=len, reverse=True)
+
+
+def run_restart(args: argparse.Namespace) -> int:
+    """One worker after another: the next when the one before it answers again. Its streams finish first."""
+    from paceline.cluster.status import ask
+
+    state = StateFile(args.port).read()
+    if state is None:
+        print(f"no cluster runs at port {args.port}")
+        return 1
+    for host, port in state["workers"]:
+        before = asyncio.run(ask(host, port))
+        os.kill(before["pid"], signal.SIGTERM)
+        end_s = time.monotonic() + RESTART_TIMEOUT_S
+        while (now := asyncio.run(_answer(host, port))) is None or now["pid"] == before["pid"]:
+            if time.monotonic() > end_s:
+                print(f"worker {before['worker_id']} has not come back", file=sys.stderr)
+                return 1
+            time.sleep(POLL_S)
+        print(f"{before['worker_id']}: process {now['pid']} instead of {before['pid']}", flush=True)
+    return 0
+
+
+async def _answer(host: str, port: int) -> dict[str, Any] | None:
+    from paceline.cluster.status import ask
+    from paceline.errors import PacelineError
+
+    try:
+        return await ask(host, port)
+    except PacelineError:
+        return None
 
 
 def run_down(args: argparse.Namespace) -> int:

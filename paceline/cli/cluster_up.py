@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from paceline.cli import serve
@@ -17,6 +17,7 @@ from paceline.errors import InvalidOptionError
 
 if TYPE_CHECKING:
     from paceline.cluster.app import RayCluster
+    from paceline.cluster.backend import Address, Scaling
     from paceline.cluster.local import LocalWorkers
 
 # Not for workers: keys do not belong into a list of processes.
@@ -28,6 +29,10 @@ def add_up(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("cluster")
     group.add_argument("--prefill", type=int, default=1, metavar="N", help="workers that only read prompts")
     group.add_argument("--decode", type=int, default=1, metavar="N", help="workers that answer (default: %(default)s)")
+    for role in ("prefill", "decode"):
+        group.add_argument(
+            f"--max-{role}", type=int, metavar="N", help=f"start up to N {role} workers as the traffic needs them"
+        )
     group.add_argument(
         "--workers-at", nargs="+", default=[], metavar="HOST:PORT", help="use these instead: `paceline cluster worker`"
     )
@@ -61,10 +66,21 @@ def run_up(args: argparse.Namespace) -> int:
             print(f"paceline: workers are starting ({counts})", file=sys.stderr)
         try:
             workers.start()
-            addresses = elsewhere or workers.addresses()
-            discover = workers.addresses if args.ray else None
-            backend = ClusterBackend(addresses, tokenizer, args.router, args.policy, spec, discover=discover)
-            state.write(addresses)
+
+            def discover() -> "Sequence[Address]":
+                found = elsewhere or workers.addresses()
+                state.write(found)  # for `status`
+                return found
+
+            backend = ClusterBackend(
+                discover(),
+                tokenizer,
+                args.router,
+                args.policy,
+                spec,
+                discover=discover,
+                scaling=_scaling(args, workers),
+            )
             return run_server(backend, serve.server_config(args), args.host, args.port, args.log_level)
         finally:
             workers.end()
@@ -84,6 +100,17 @@ def _sigterm_ends() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+def _scaling(args: argparse.Namespace, workers: "LocalWorkers | RayCluster") -> "Scaling | None":
+    from paceline.cluster.autoscale import Limits
+    from paceline.cluster.backend import Scaling
+
+    counts = {"prefill": args.prefill, "decode": args.decode}
+    most = {"prefill": args.max_prefill or args.prefill, "decode": args.max_decode or args.decode}
+    if most == counts:
+        return None
+    return Scaling(workers.scale, counts, {role: Limits(counts[role], most[role]) for role in counts})
+
+
 def _check_names(args: argparse.Namespace) -> None:
     """Before minutes of loading, not after."""
     from paceline.cluster.choosers import make_chooser
@@ -99,6 +126,11 @@ def _check_names(args: argparse.Namespace) -> None:
         raise InvalidOptionError("--address is of a Ray cluster: give --ray too, or --workers-at for workers elsewhere")
     if args.ray and args.workers_at:
         raise InvalidOptionError("--ray starts the workers and --workers-at uses others: give one of them")
+    if args.workers_at and (args.max_prefill or args.max_decode):
+        raise InvalidOptionError("--max-prefill and --max-decode start workers here: they do not go with --workers-at")
+    for role, least, most in (("prefill", args.prefill, args.max_prefill), ("decode", args.decode, args.max_decode)):
+        if most is not None and most < least:
+            raise InvalidOptionError(f"--max-{role} {most} is fewer than --{role} {least}")
     if not args.workers_at and (args.decode < 1 or args.prefill < 0):
         raise InvalidOptionError(
             f"a cluster has 1 decode worker or more, got --prefill {args.prefill} --decode {args.decode}"
@@ -121,7 +153,7 @@ def _threads(args: argparse.Namespace) -> int:
     if args.num_threads is not None:
         return int(args.num_threads)
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, cores // int(args.prefill + args.decode))
+    return max(1, cores // int((args.max_prefill or args.prefill) + (args.max_decode or args.decode)))
 
 
 def _local(args: argparse.Namespace) -> "LocalWorkers":

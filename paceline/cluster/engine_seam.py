@@ -16,7 +16,7 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.errors import InvalidRequestError
 from paceline.kv.exchange import KVExchange, Lease, Ticket
 from paceline.kv.fingerprint import Fingerprint
-from paceline.kv.hashes import BlockHash, BlockKey
+from paceline.kv.hashes import BlockHash, BlockKey, block_keys, root_hash
 from paceline.llm import AsyncLLM
 from paceline.serve.generate.over_async_llm import OverAsyncLLM
 
@@ -33,6 +33,7 @@ class EngineSeam:
         self._served = OverAsyncLLM(llm, methods)
         self._served.watch(lambda step: None)  # it keeps the counts of drafts up to date
         self._fingerprint, self._pass_cost = fingerprint, pass_cost
+        self._block_size = int(self._served.cache_config["block_size"])
 
     @staticmethod
     async def make(
@@ -54,7 +55,7 @@ class EngineSeam:
             "method": served.method_of(SamplingParams()),
             "default_sampling": dict(served.default_sampling),
             "cache_config": dict(served.cache_config),
-            "block_size": int(served.cache_config["block_size"]),
+            "block_size": self._block_size,
             "fingerprint": self._fingerprint.to_dict(),
             "digest": self._fingerprint.digest.hex(),
             "pass_cost": {str(rows): seconds for rows, seconds in self._pass_cost.items()},
@@ -97,13 +98,19 @@ class EngineSeam:
         """In the engine's thread, between two steps."""
         return await self._llm.call_engine(lambda core: work(core.exchange))
 
-    async def keys(self, token_ids: Sequence[int], cache_salt: str) -> Sequence[BlockKey]:
-        return await self._exchange(lambda exchange: exchange.usable(token_ids, cache_salt))
+    def keys(self, token_ids: Sequence[int], cache_salt: str) -> Sequence[BlockKey]:
+        """As `KVExchange.usable` gives them, without a wait for the engine."""
+        root = root_hash(cache_salt, self._fingerprint.digest)
+        return block_keys(token_ids[:-1], self._block_size, root)
 
     # Blocks out
 
-    async def pin(self, hashes: Sequence[BlockHash]) -> Lease:
-        return await self._exchange(lambda exchange: exchange.pin(hashes))
+    async def pin(self, hashes: Sequence[BlockHash], num_read: int) -> tuple[Lease, list[bytes]]:
+        def work(exchange: KVExchange) -> tuple[Lease, list[bytes]]:
+            lease = exchange.pin(hashes)
+            return lease, [exchange.read(lease, i) for i in range(min(num_read, len(lease.hashes)))]
+
+        return await self._exchange(work)
 
     def num_pinned(self, lease: Lease) -> int:
         return len(lease.hashes)
@@ -133,8 +140,15 @@ class EngineSeam:
     async def write(self, ticket: Ticket, blocks: Sequence[tuple[int, bytes]]) -> list[bool]:
         return await self._exchange(lambda exchange: [exchange.write(ticket, i, data) for i, data in blocks])
 
-    async def commit(self, ticket: Ticket, verified: Sequence[int]) -> int:
-        return await self._exchange(lambda exchange: exchange.commit(ticket, verified))
+    async def commit(
+        self, ticket: Ticket, verified: Sequence[int], last: Sequence[tuple[int, bytes]]
+    ) -> tuple[list[bool], int]:
+        def work(exchange: KVExchange) -> tuple[list[bool], int]:
+            written = [exchange.write(ticket, i, data) for i, data in last]
+            good = [i for (i, _), is_good in zip(last, written, strict=True) if is_good]
+            return written, exchange.commit(ticket, [*verified, *good])
+
+        return await self._exchange(work)
 
 
 class _Events:

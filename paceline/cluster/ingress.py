@@ -8,7 +8,6 @@ The seed of a request is drawn here, so every attempt draws the same tokens. All
 """
 
 import asyncio
-import dataclasses
 import logging
 import secrets
 import time
@@ -17,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.cluster.autoscale import Seen, Traffic
 from paceline.cluster.delivery import Delivery, OutOfStepError
 from paceline.cluster.events import EventReader
 from paceline.cluster.joining import why_not
@@ -55,7 +55,9 @@ class _Open:
     """A request on its way."""
 
     delivery: Delivery
+    seen: Seen
     link: WorkerLink | None = None
+    placed: Placed | None = None
     items: list[dict[str, Any]] = field(default_factory=list)
     lost: str | None = None  # why its worker was lost
     heard_s: float = field(default_factory=time.monotonic)  # when its last item came, or else when it came itself
@@ -81,6 +83,7 @@ class Ingress:
         self._running: dict[tuple[str, int], tuple[WorkerLink, asyncio.Task[None]]] = {}
         timeout_s = self.config.no_worker_timeout_s
         self.placer = Placer(decode_router, prefill_router, policy, lambda name: self._by_id[name], timeout_s)
+        self.traffic = Traffic()
         self.num_resumed = 0
         self.recoveries: deque[Recovery] = deque(maxlen=NUM_RECOVERIES)  # newest last
         self._prompt_keys, self._tokenizer = prompt_keys, tokenizer
@@ -172,6 +175,9 @@ class Ingress:
                 continue
             if "outputs" in item:
                 self._note_heard(request)
+            if "fetched" in item and request.placed is not None:
+                request.placed.num_fetched_blocks = item["fetched"]
+                request.placed.reason += f"; transfer {item['why']}"
             request.items.append(item)
             request.changed.set()
 
@@ -193,7 +199,7 @@ class Ingress:
             params.seed = secrets.randbits(63)
         tokens = list(token_ids)
         base = {"id": request_id, "token_ids": tokens, "params": encode_params(params), "salt": cache_salt}
-        request = self._open[request_id] = _Open(Delivery(params.n))
+        request = self._open[request_id] = _Open(Delivery(params.n), self.traffic.note(len(tokens)))
         keys, avoid = self._prompt_keys(tokens, cache_salt), list[str]()
         try:
             while True:
@@ -214,6 +220,7 @@ class Ingress:
                     place.close()
         finally:
             del self._open[request_id]
+            request.seen.num_output_tokens = sum(map(len, request.delivery.tokens))
             if request.link is not None:
                 request.link.abort(request_id, request.delivery.attempt)  # without effect where it has ended
 
@@ -225,14 +232,16 @@ class Ingress:
         meta = base | {"attempt": request.delivery.next_attempt()}
         if (delivered := request.delivery.output_token_ids()) is not None:
             meta["output_token_ids"] = delivered
-        placed = Placed(
-            base["id"], place.worker_id, meta["attempt"], place.num_cached_blocks, None, "no prefill worker"
-        )
+        reason = "no prefill worker"
+        placed = Placed(base["id"], place.worker_id, meta["attempt"], place.num_cached_blocks, None, reason, keys)
+        request.placed = placed
         self.placer.placed.append(placed)
         if params.prompt_logprobs is None:
             holder = await self.placer.prefill_elsewhere(placed, place, base["token_ids"], base["salt"], keys)
             if holder is not None:
                 meta["fetch"] = [holder.host, holder.port]
+        request.seen.num_new_tokens = place.num_uncached_tokens
+        request.seen.is_remote = placed.prefill_worker_id is not None
         if request.lost is not None:
             raise WorkerLostError(request.lost)
         link.submit(meta)
@@ -259,15 +268,3 @@ class Ingress:
             if not is_empty:
                 place.first_token()
                 yield merger.output()
-
-    def figures(self) -> list[dict[str, Any]]:
-        """One row per worker, for the status and the live page."""
-        rows = []
-        for link in self.links:
-            role = link.hello.get("role")
-            row = {"worker": link.worker_id, "role": role, "up": link.is_up, "why": link.last_loss or None}
-            if link.is_up:
-                router = self.placer.router_of(link)
-                row |= dataclasses.asdict(router.load(link.worker_id)) | {"blocks": router.num_held(link.worker_id)}
-            rows.append(row)
-        return rows

@@ -5,6 +5,7 @@ input does: so none outlives the process that started it, however that ended.
 """
 
 import contextlib
+import itertools
 import json
 import logging
 import subprocess
@@ -37,6 +38,7 @@ class LocalWorker:
     begin_s: float = 0.0
     due_s: float | None = None  # when it is started again, once it was seen to have ended
     num_quick_ends: int = 0  # in a row
+    is_leaving: bool = False  # it drains, and does not come back
 
     def start(self) -> None:
         own = ["--worker-name", self.name, "--role", self.role, "--listen", f"127.0.0.1:{self.port}"]
@@ -81,6 +83,7 @@ class LocalWorker:
 class LocalWorkers:
     def __init__(self, workers: Sequence[LocalWorker]) -> None:
         self.workers = list(workers)
+        self._numbers = itertools.count(len(self.workers))  # for names that nobody has had
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="paceline-workers", daemon=True)
 
@@ -97,7 +100,20 @@ class LocalWorkers:
         self._thread.start()
 
     def addresses(self) -> list[tuple[str, int]]:
-        return [("127.0.0.1", worker.port) for worker in self.workers]
+        return [("127.0.0.1", worker.port) for worker in list(self.workers)]
+
+    def scale(self, role: str, count: int) -> None:
+        """So many workers of a role from now on. New ones are ready when this returns; those that go drain first."""
+        live = [worker for worker in list(self.workers) if worker.role == role and not worker.is_leaving]
+        for worker in live[count:]:
+            worker.is_leaving = True
+            if worker.process is not None:
+                worker.process.terminate()
+        for _ in range(count - len(live)):
+            new = LocalWorker(f"{role}-{next(self._numbers)}", role, self.workers[0].command)
+            new.start()
+            new.wait_ready()
+            self.workers.append(new)
 
     def end(self) -> None:
         self._stopping.set()
@@ -111,12 +127,16 @@ class LocalWorkers:
 
     def _watch(self) -> None:
         while not self._stopping.wait(POLL_S):
-            for worker in self.workers:
+            for worker in list(self.workers):
                 self._look_at(worker, time.monotonic())
 
     def _look_at(self, worker: LocalWorker, now_s: float) -> None:
         process = worker.process
         if process is None or process.poll() is None or process.returncode == REFUSED:
+            return
+        if worker.is_leaving:
+            worker.end()
+            self.workers.remove(worker)
             return
         if worker.due_s is None:
             worker.plan_restart(now_s)

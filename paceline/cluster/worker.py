@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from paceline.cluster.events import EventLog, Snapshot
-from paceline.cluster.fetch import Fetched, fetch_blocks, serve_fetch
+from paceline.cluster.fetch import BATCH, PREFILL_BATCH, Fetched, fetch_blocks, serve_fetch
 from paceline.cluster.messages import decode_params, encode_error, encode_output
 from paceline.cluster.transport import Channel, ChannelClosedError, Listener, UnreachableError, connect
 from paceline.cluster.wire import PREFILL_ATTEMPT, Frame, Kind, ProtocolError
@@ -37,6 +37,7 @@ class Worker:
         self.sessions: set[Session] = set()
         self.subscribers: list[Callable[[int, bytes], None]] = []  # of numbered batches of events
         self.num_sent_blocks = self.num_fetched_blocks = 0
+        self._fetch_batch = PREFILL_BATCH if role == "prefill" else BATCH
         self._listener = Listener(self._handle)
         engine.listen(self._publish)
 
@@ -84,7 +85,7 @@ class Worker:
         while True:
             frame = await channel.receive()
             if frame.kind is Kind.FETCH:
-                self.num_sent_blocks += await serve_fetch(channel, frame, self.engine)
+                self.num_sent_blocks += await serve_fetch(channel, frame, self.engine, self._fetch_batch)
             elif frame.kind is Kind.PING:  # somebody asks how it is without using it
                 await channel.send(Frame(Kind.PONG, self.hello() | self.figures()))
             elif frame.kind is Kind.STOP:
@@ -203,7 +204,7 @@ class Session:
         except UnreachableError as error:
             return Fetched(0, 0, 0, 0, str(error))
         try:
-            fetched = await fetch_blocks(channel, await engine.keys(meta["token_ids"], meta["salt"]), engine)
+            fetched = await fetch_blocks(channel, engine.keys(meta["token_ids"], meta["salt"]), engine)
         finally:
             channel.close()
         self._worker.num_fetched_blocks += fetched.num_received

@@ -18,7 +18,7 @@ class WorkerEngine(BlockHolder[Any], BlockTaker[Any, Any], Protocol):  # Any: it
         self, prompt: Mapping[str, Any], params: SamplingParams, request_id: str
     ) -> AsyncIterator[RequestOutput]: ...  # deltas; the prompt may have cache_salt and output_token_ids
 
-    async def keys(self, token_ids: Sequence[int], cache_salt: str) -> Sequence[Key]: ...
+    def keys(self, token_ids: Sequence[int], cache_salt: str) -> Sequence[Key]: ...
 
     # of the blocks of a prompt that can come from elsewhere
 

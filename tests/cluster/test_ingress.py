@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.cluster.delivery import Delivery, OutOfStepError
-from paceline.cluster.fetch import BATCH
+from paceline.cluster.fetch import PREFILL_BATCH
 from paceline.cluster.ingress import Ingress
 from paceline.cluster.policy import make_policy
 from paceline.cluster.router import NoWorkerError
@@ -166,7 +166,7 @@ POINTS: dict[str, Hurt] = {
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_worker_that_dies_at_any_point_changes_no_answer(point: str, n: int) -> None:
     async def run() -> None:
-        long = prompts(1, (BATCH + 4) * BLOCK + 3)[0]
+        long = prompts(1, (PREFILL_BATCH + 4) * BLOCK + 3)[0]
         async with cluster("prefill", "decode", "decode", router="round_robin") as rig:
             POINTS[point](rig)
             await rig.ask(long, n=n, logprobs=0)
@@ -188,7 +188,7 @@ SECONDS: dict[str, Hurt] = {
 @pytest.mark.parametrize("second", SECONDS)
 def test_a_second_worker_that_dies_during_recovery_changes_no_answer(second: str) -> None:
     async def run() -> None:
-        long = prompts(1, (BATCH + 4) * BLOCK + 3)[0]
+        long = prompts(1, (PREFILL_BATCH + 4) * BLOCK + 3)[0]
         async with cluster("prefill", "decode", "decode", "decode", router="round_robin") as rig:
             prefill = rig.node("prefill0")
 

@@ -59,7 +59,7 @@ def test_a_killed_replica_changes_no_answer_and_is_replaced(ray_cluster: RayClus
         while backend.load().num_running == 0:
             await asyncio.sleep(0.02)
         ingress = backend._ingress
-        assert ingress is not None and backend._discovering is not None
+        assert ingress is not None
         decode = [link for link in ingress.links if link.hello["role"] == "decode"]
         victim = next(link for link in decode if link.figures.get("num_running"))
         os.kill(victim.figures["pid"], signal.SIGKILL)
@@ -69,7 +69,6 @@ def test_a_killed_replica_changes_no_answer_and_is_replaced(ray_cluster: RayClus
         while sum(link.is_up for link in ingress.links) < 3 and time.monotonic() < end_s:
             await asyncio.sleep(0.1)
         assert sum(link.is_up for link in ingress.links) == 3, "no new replica came"
-        backend._discovering.cancel()
-        await ingress.close()
+        await backend.stop()
 
     asyncio.run(run())

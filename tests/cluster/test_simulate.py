@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from paceline.cli.main import main
+from paceline.cluster.capacity import capacity
 from paceline.cluster.simulate.lru_cache import LRUCache
-from paceline.cluster.simulate.plan import Planner, Targets, capacity, replicas
+from paceline.cluster.simulate.plan import Planner, Targets, replicas
 from paceline.cluster.simulate.run import Fleet, simulate
 from paceline.cluster.simulate.trace import Synthetic, Trace, TraceRequest, read_trace
 from paceline.cluster.worker_spec import WorkerSpec

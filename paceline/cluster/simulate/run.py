@@ -59,6 +59,9 @@ def simulate(
     return _Simulation(trace, fleet, router, policy, seed).run()
 
 
+TAKEN = 16  # blocks that are written between two passes: fetch.BATCH
+
+
 class _Side:
     """The workers of one role and their router."""
 
@@ -214,4 +217,5 @@ class _Simulation:
             self.decode.store(worker, job.keys)
             self._add(self.decode, here.worker_id, whole, then)
 
-        self._at(now + self.decode.time.spec.transfer_s(num_sent), come)
+        waits_s = worker.wait_s(now, 1 + -(-num_sent // (TAKEN * self.trace.block_size)))
+        self._at(now + self.decode.time.spec.transfer_s(num_sent) + waits_s, come)
