@@ -27,6 +27,7 @@ BLOCK = 16
 NEAR = 0.2  # of the real figure
 ENOUGH = 0.8  # of the runs
 STREAMS = (1, 2, 4, 8, 16, 32, 48)  # that decode together in the calibration
+NUM_FACTORS = 200  # by which passes of the same rows differ
 LONE = 8  # tokens of the prompt that shows what the way takes
 MOVED = (144, 400)  # lone prompts that a prefill worker computes
 LENGTHS, ANSWER = (60, 150, 330), 24  # of the loads: other prompts than those above
@@ -78,13 +79,17 @@ def calibrated(
 async def _pass_cost(backend: ClusterBackend, args: argparse.Namespace) -> WorkerSpec:
     await backend.start().tried()
     curve: dict[int, float] = {}
+    factors: list[float] = []
     for count in STREAMS:
-        asks = [Ask(0.0, words(args.tokenizer, 20, 50_000 + 100 * count + i), 40) for i in range(count)]
-        answers = await answer_all(backend, asks, count)
-        curve[count] = percentile([gap for one in answers for gap in one.gaps_s[5:]], 50)
+        asks = [Ask(0.0, words(args.tokenizer, 20, 50_000 + 100 * count + i), 60) for i in range(count)]
+        # without the first ones, in which the others' prompts are still read
+        gaps = [gap for one in await answer_all(backend, asks, count) for gap in one.gaps_s[10:]]
+        curve[count] = statistics.fmean(gaps)
+        factors += [gap / curve[count] for gap in gaps]
+    spread = tuple(percentile(factors, (i + 0.5) * 100 / NUM_FACTORS) for i in range(NUM_FACTORS))
     way_s = max(0.0, await _lone_s(backend, args, LONE) - PassCost.of(curve)(LONE))
     await backend.stop()
-    return WorkerSpec("calibrated", PassCost.of(curve), request_s=way_s)
+    return WorkerSpec("calibrated", PassCost.of(curve), request_s=way_s, pass_spread=spread)
 
 
 async def _lone_s(backend: ClusterBackend, args: argparse.Namespace, num_tokens: int) -> float:

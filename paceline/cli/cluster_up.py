@@ -42,6 +42,7 @@ def add_up(parser: argparse.ArgumentParser) -> None:
         "--router", default="kv_aware", metavar="NAME", help="round_robin, power_of_two, dynamo, kv_aware"
     )
     group.add_argument("--policy", default="cost", metavar="NAME", help="where prompts are computed: cost, dynamo, ...")
+    group.add_argument("--transport", default="tcp", metavar="NAME", help="of KV blocks (default: %(default)s)")
     group.add_argument(
         "--worker-file", metavar="FILE", help="measured pass cost; left out: measured when workers start"
     )
@@ -116,10 +117,12 @@ def _check_names(args: argparse.Namespace) -> None:
     from paceline.cluster.choosers import make_chooser
     from paceline.cluster.policy import make_policy
     from paceline.cluster.prefill_time import PrefillTime
+    from paceline.cluster.transport import check_transport
     from paceline.cluster.worker_spec import WorkerSpec
     from paceline.lab.pass_cost import PassCost
 
     any_time = PrefillTime(WorkerSpec("any", PassCost.of({1: 1.0})))  # the real one is measured by the workers
+    check_transport(args.transport)
     make_chooser(args.router, any_time)
     make_policy(args.policy, any_time, any_time)
     if args.address and not args.ray:

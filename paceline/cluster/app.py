@@ -14,8 +14,9 @@ from typing import Any
 
 from paceline.cluster.engine_seam import EngineSeam
 from paceline.cluster.event_loop import run
+from paceline.cluster.local import WorkerStartError
 from paceline.cluster.worker import Worker
-from paceline.errors import MissingExtraError
+from paceline.errors import InvalidOptionError, MissingExtraError
 from paceline.llm import AsyncLLM
 
 logger = logging.getLogger("paceline.cluster")
@@ -119,11 +120,20 @@ class RayCluster:
         self._make_engine, self._methods, self._num_replicas = make_engine, methods, num_replicas
         self._address, self._resources = address, {"num_cpus": cpus, "num_gpus": gpus}
         self._registry: Any = None
+        self._roles: set[str] = set()  # that were started
 
     def start(self) -> None:
         """Returns when all workers are ready."""
         ray = _ray()
-        ray.init(address=self._address, namespace=NAMESPACE, include_dashboard=False, log_to_driver=False)
+        options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False}
+        if self._address is None:
+            ray.init(include_dashboard=False, **options)
+        else:
+            try:
+                ray.init(address=self._address, **options)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                reason = str(error).splitlines()[0]
+                raise InvalidOptionError(f"no Ray cluster answers at {self._address!r}: {reason}") from error
         self._registry = ray.remote(Registry).options(name=REGISTRY, get_if_exists=True, num_cpus=0).remote()
         ray.serve.start(http_options={"location": "NoServer"})  # the server in front is ours
         for role, count in self._num_replicas.items():
@@ -131,11 +141,18 @@ class RayCluster:
                 self.scale(role, count)
         wanted = sum(self._num_replicas.values())
         end_s = time.monotonic() + START_TIMEOUT_S
-        while len(self.addresses()) < wanted and time.monotonic() < end_s:
+        while (found := len(self.addresses())) < wanted:
+            if time.monotonic() > end_s:
+                self.end()
+                each = ", ".join(f"{count:g} {name}" for name, count in self._resources.items() if count)
+                raise WorkerStartError(
+                    f"{found} of {wanted} workers came in {START_TIMEOUT_S:g} s: has Ray room for them ({each} each)?"
+                )
             time.sleep(0.1)
 
     def scale(self, role: str, count: int) -> None:
         """So many workers of a role from now on."""
+        self._roles.add(role)
         serve = _ray().serve
         deployment = serve.deployment(WorkerReplica).options(
             name=role, num_replicas=count, ray_actor_options=self._resources, health_check_period_s=2
@@ -151,10 +168,12 @@ class RayCluster:
     def end(self) -> None:
         """Ends the workers; a Ray cluster that was there before stays."""
         ray = _ray()
-        for role, count in self._num_replicas.items():
-            if count:
-                ray.serve.delete(f"paceline-{role}")
-        ray.kill(self._registry)
+        if not ray.is_initialized():
+            return  # it could not be started
+        for role in self._roles:
+            ray.serve.delete(f"paceline-{role}")
+        if self._registry is not None:
+            ray.kill(self._registry)
         if self._address is None:
             ray.serve.shutdown()
         ray.shutdown()

@@ -10,18 +10,18 @@ The seed of a request is drawn here, so every attempt draws the same tokens. All
 import asyncio
 import logging
 import secrets
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from paceline.cluster.autoscale import Seen, Traffic
+from paceline.cluster.autoscale import Traffic
 from paceline.cluster.delivery import Delivery, OutOfStepError
 from paceline.cluster.events import EventReader
 from paceline.cluster.joining import why_not
 from paceline.cluster.link import STOPPING, RefusedError, WorkerLink, WorkerLostError
 from paceline.cluster.messages import decode_error, decode_output, encode_params
+from paceline.cluster.open_request import OpenRequest, Recovery
 from paceline.cluster.placer import Placed, Placer
 from paceline.cluster.policy import Policy
 from paceline.cluster.router import Reservation, Router
@@ -39,31 +39,6 @@ PromptKeys = Callable[[Sequence[int], str], list[int]]  # (token ids, salt) -> r
 class IngressConfig:
     stall_timeout_s: float = 5.0  # a worker that says nothing for so long is lost
     no_worker_timeout_s: float = 60.0  # how long a request waits for a worker to come back; a new one takes about 10
-
-
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """One stream that lost its worker."""
-
-    gap_s: float  # between the last item of the old worker and the first of the new one
-    reason: str  # why the old one was lost
-    waited: bool  # no decode worker was left: one had to come back first
-
-
-@dataclass(slots=True, eq=False)
-class _Open:
-    """A request on its way."""
-
-    delivery: Delivery
-    seen: Seen
-    link: WorkerLink | None = None
-    placed: Placed | None = None
-    items: list[dict[str, Any]] = field(default_factory=list)
-    lost: str | None = None  # why its worker was lost
-    heard_s: float = field(default_factory=time.monotonic)  # when its last item came, or else when it came itself
-    resumes_after: str | None = None  # why its worker was lost, until the next one says something
-    waited: bool = False
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Ingress:
@@ -89,7 +64,7 @@ class Ingress:
         self._prompt_keys, self._tokenizer = prompt_keys, tokenizer
         self._fingerprint = fingerprint
         self._by_id: dict[str, WorkerLink] = {}
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, OpenRequest] = {}
 
     @property
     def routers(self) -> tuple[Router, Router]:
@@ -173,20 +148,13 @@ class Ingress:
                     raise WorkerLostError(f"out of step in request {item['id']}: {error}") from error
             elif item["attempt"] != request.delivery.attempt:
                 continue
-            if "outputs" in item:
-                self._note_heard(request)
+            if "outputs" in item and (recovery := request.heard()) is not None:
+                self.recoveries.append(recovery)
             if "fetched" in item and request.placed is not None:
                 request.placed.num_fetched_blocks = item["fetched"]
                 request.placed.reason += f"; transfer {item['why']}"
             request.items.append(item)
             request.changed.set()
-
-    def _note_heard(self, request: _Open) -> None:
-        now_s = time.monotonic()
-        if request.resumes_after is not None:
-            self.recoveries.append(Recovery(now_s - request.heard_s, request.resumes_after, request.waited))
-            request.resumes_after, request.waited = None, False
-        request.heard_s = now_s
 
     # Requests
 
@@ -199,7 +167,7 @@ class Ingress:
             params.seed = secrets.randbits(63)
         tokens = list(token_ids)
         base = {"id": request_id, "token_ids": tokens, "params": encode_params(params), "salt": cache_salt}
-        request = self._open[request_id] = _Open(Delivery(params.n), self.traffic.note(len(tokens)))
+        request = self._open[request_id] = OpenRequest(Delivery(params.n), self.traffic.note(len(tokens)))
         keys, avoid = self._prompt_keys(tokens, cache_salt), list[str]()
         try:
             while True:
@@ -225,7 +193,12 @@ class Ingress:
                 request.link.abort(request_id, request.delivery.attempt)  # without effect where it has ended
 
     async def _begin(
-        self, request: _Open, place: Reservation, base: dict[str, Any], keys: Sequence[int], params: SamplingParams
+        self,
+        request: OpenRequest,
+        place: Reservation,
+        base: dict[str, Any],
+        keys: Sequence[int],
+        params: SamplingParams,
     ) -> None:
         link = self._by_id[place.worker_id]
         request.link, request.lost, request.items = link, None, []
@@ -247,7 +220,7 @@ class Ingress:
         link.submit(meta)
 
     async def _read(
-        self, request: _Open, request_id: str, token_ids: list[int], place: Reservation
+        self, request: OpenRequest, request_id: str, token_ids: list[int], place: Reservation
     ) -> AsyncIterator[RequestOutput]:
         """What came since it was last asked, as one delta; raises WorkerLostError once all that came is read."""
         while True:

@@ -24,6 +24,7 @@ class WorkerSpec:
     name: str
     pass_cost: PassCost  # seconds of a step by its rows, what the engine does around the pass included
     context_s: float = 0.0  # more for each row, per 1000 tokens of its context
+    pass_spread: tuple[float, ...] = (1.0,)  # equally likely factors by which passes of the same rows differ
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512  # rows of one pass
     max_token_delay_s: float | None = 0.02  # that prompt rows may add to a pass in which others decode; None: any
@@ -48,6 +49,10 @@ class WorkerSpec:
         for field, count in counts.items():
             if not isinstance(count, int) or count < 1:
                 raise InvalidOptionError(f"worker {self.name!r}: {field} must be a whole number above 0, got {count!r}")
+        if not self.pass_spread:
+            raise InvalidOptionError(f"worker {self.name!r}: pass_spread must have one factor or more")
+        for factor in self.pass_spread:
+            _check_number(self.name, "a factor of pass_spread", factor, least=1e-3)
         _check_number(self.name, "context_s", self.context_s, least=0.0)
         _check_number(self.name, "latency_s", self.latency_s, least=0.0)
         _check_number(self.name, "request_s", self.request_s, least=0.0)
@@ -76,6 +81,8 @@ class WorkerSpec:
         known = {field.name for field in dataclasses.fields(WorkerSpec)} - {"pass_cost"}
         options = {key: value for key, value in data.items() if key in known}
         options.setdefault("name", Path(path).stem)
+        if isinstance(options.get("pass_spread"), list):
+            options["pass_spread"] = tuple(options["pass_spread"])
         try:
             return WorkerSpec(pass_cost=_curve(data), **options)
         except InvalidOptionError as error:

@@ -25,6 +25,8 @@ from paceline.cluster.transport import UnreachableError
         (["up", "--workers-at", "somewhere"], "an address is HOST:PORT, got 'somewhere'"),
         (["up", "--decode", "3", "--max-decode", "2"], "--max-decode 2 is fewer than --decode 3"),
         (["up", "--max-decode", "2", "--workers-at", "a:1"], "they do not go with --workers-at"),
+        (["up", "--transport", "nixl"], "transport nixl is not built: it has not been tried"),
+        (["up", "--transport", "pigeon"], "there is no transport 'pigeon': choose one of tcp"),
         (["up", "--decode", "0"], "a cluster has 1 decode worker or more, got --prefill 1 --decode 0"),
         (["up", "--address", "auto"], "--address is of a Ray cluster: give --ray too"),
         (["up", "--ray", "--workers-at", "a:1"], "give one of them"),

@@ -3,8 +3,10 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -72,3 +74,29 @@ def test_a_killed_replica_changes_no_answer_and_is_replaced(ray_cluster: RayClus
         await backend.stop()
 
     asyncio.run(run())
+
+
+def test_the_number_of_replicas_follows_and_those_that_go_are_forgotten(ray_cluster: RayCluster) -> None:
+    before = len(ray_cluster.addresses())
+    ray_cluster.scale("decode", 3)
+    wait_for(lambda: len(ray_cluster.addresses()) == before + 1)
+    ray_cluster.scale("decode", 2)
+    wait_for(lambda: len(ray_cluster.addresses()) == before)
+
+
+def test_an_address_without_a_ray_cluster_is_named() -> None:
+    script = (
+        "from paceline.cluster.app import RayCluster\n"
+        "from paceline.errors import InvalidOptionError\n"
+        "try:\n    RayCluster(None, [], {'decode': 1}, address='127.0.0.1:1').start()\n"
+        "except InvalidOptionError as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert "no Ray cluster answers at '127.0.0.1:1'" in done.stdout, done.stderr[-2000:]
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.1)

@@ -70,7 +70,7 @@ class _Side:
         num_blocks = max(1, spec.num_kv_blocks * spec.block_size // block_size)
         self.time = PrefillTime(spec.replace(block_size=block_size, num_kv_blocks=num_blocks))
         self.router = Router(make_chooser(router, self.time), block_size, seed)
-        self.gaps = Gaps()
+        self.gaps = Gaps(spec.pass_spread)
         self.workers: dict[str, SimulatedWorker] = {}
         for i in range(count):
             worker = SimulatedWorker(f"{role}-{i}", self.time, self.gaps)
