@@ -7,6 +7,7 @@ lately. So one frame per engine step carries the tokens of all its requests, as 
 
 import asyncio
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ REGISTRY = "paceline-workers"
 TELL_EVERY_S = 1.0
 FORGET_AFTER_S = 6.0  # of silence: a replica that was killed is unreachable long before
 START_TIMEOUT_S = 300.0
+REACH_TIMEOUT_S = 5.0
 
 
 def _ray() -> Any:
@@ -34,6 +36,17 @@ def _ray() -> Any:
     except ImportError as error:
         raise MissingExtraError("a cluster on Ray", "ray[serve]", "cluster") from error
     return ray
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes. `auto` and `local` are names and not places."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=REACH_TIMEOUT_S).close()
+    except OSError as error:
+        raise InvalidOptionError(f"no Ray cluster answers at {address!r}: {error.strerror or error}") from error
 
 
 class Registry:
@@ -129,6 +142,7 @@ class RayCluster:
         if self._address is None:
             ray.init(include_dashboard=False, **options)
         else:
+            _check_reachable(self._address)
             try:
                 ray.init(address=self._address, **options)
             except (ConnectionError, ValueError, RuntimeError) as error:

@@ -190,7 +190,7 @@ class SimulatedWorker:
     def _share(self) -> list[tuple[Job, int]]:
         """Prompt rows of the next pass."""
         limit_s, left_rows = self.time.spec.max_token_delay_s, self.time.spec.max_num_batched_tokens
-        left_rows = max(LEAST_ROWS, left_rows - len(self._running))
+        left_rows = max(LEAST_ROWS, left_rows - len(self._running) * self.time.spec.rows_per_stream)
         if limit_s is None:
             return _in_order(self._prompts, left_rows)
         left_s = limit_s if self._running else limit_s * SOLO_DELAYS
