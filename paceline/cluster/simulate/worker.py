@@ -118,8 +118,9 @@ class SimulatedWorker:
             self._gaps.note(stretch.pass_s, streams * stretch.num_passes)
             self._context += streams * stretch.num_passes * spec.tokens_per_pass
         self._num_passes += stretch.num_passes
-        for _ in range(min(stretch.num_passes, MOST_LEARNED)):
-            self._row_cost.learn(stretch.num_rows, stretch.num_context, stretch.pass_s)
+        if spec.max_token_delay_s is not None:
+            for _ in range(min(stretch.num_passes, MOST_LEARNED)):
+                self._row_cost.learn(stretch.num_rows, stretch.num_context, stretch.pass_s)
         while self._running and self._running[0][0] <= self._num_passes:
             self._leave(heapq.heappop(self._running)[2], news)
         for job, rows in stretch.rows:
@@ -168,16 +169,18 @@ class SimulatedWorker:
     def _plan(self, now: float) -> Stretch | None:
         if not self._prompts and not self._running:
             return None
-        rows = self._share() if self._prompts else []
+        rows, spec = self._share() if self._prompts else [], self.time.spec
         num_rows = sum(count for _, count in rows)
         num_passes = min((job.num_left // count for job, count in rows), default=2**30)
-        if rows and self.time.spec.max_token_delay_s is not None:
+        if rows and spec.max_token_delay_s is not None:
             num_passes = 1
         if self._running:
             num_passes = min(num_passes, self._running[0][0] - self._num_passes)
-        pass_s, num_context = self.time.rows_s(len(self._running), num_rows), self._row_contexts(rows, num_passes)
-        pass_s += self.time.spec.context_s / CONTEXT_UNIT * num_context
-        num_rows += len(self._running) * self.time.spec.rows_per_stream
+        pass_s, num_context = self.time.rows_s(len(self._running), num_rows), 0.0
+        if spec.context_s or spec.max_token_delay_s is not None:
+            num_context = self._row_contexts(rows, num_passes)
+            pass_s += spec.context_s / CONTEXT_UNIT * num_context
+        num_rows += len(self._running) * spec.rows_per_stream
         return Stretch(now, pass_s, num_passes, rows, num_rows, int(num_context))
 
     def _row_contexts(self, rows: list[tuple[Job, int]], num_passes: int) -> float:
