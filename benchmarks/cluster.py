@@ -94,7 +94,7 @@ def disagg(args: argparse.Namespace) -> tuple[Rows, bool]:
 
 
 EXPERIMENTS = {"soak": soak, "server": server, "routing": routing, "disagg": disagg, "simulate-check": check}
-TOKENS = {"soak": 160, "server": 64}
+TOKENS = {"soak": 300, "server": 64}
 REQUESTS = {"soak": 2000, "routing": 120, "disagg": 36}
 RATES = {"soak": 4.0, "routing": 2.0, "disagg": 1.0}
 
