@@ -12,17 +12,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_no_answer_changes_and_no_block_is_lost_under_overlapping_kills() -> None:
-    command = [
-        sys.executable,
-        "benchmarks/cluster.py",
-        "soak",
-        "--requests",
-        "120",
-        "--kill-every",
-        "1.5",
-        "--seed",
-        "4",
-    ]
+    options = ["--requests", "120", "--tokens", "160", "--kill-every", "1.5", "--seed", "4"]
+    command = [sys.executable, "benchmarks/cluster.py", "soak", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     [found] = json.loads(done.stdout.splitlines()[-1])["rows"]
