@@ -85,8 +85,9 @@ def soak(args: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
     codes = [process.returncode for process in processes if process is not None]
     found = row(answers) | _differences(args, answers) | dict(chaos.done)
     for name, gaps in _recovery_gaps(ingress).items():
-        found |= {f"{name} streams": len(gaps), f"{name} p50 s": percentile(gaps, 50)}
-        found |= {f"{name} p99 s": percentile(gaps, 99)}
+        found[f"{name} streams"] = len(gaps)
+        if gaps:
+            found |= {f"{name} p50 s": percentile(gaps, 50), f"{name} p99 s": percentile(gaps, 99)}
     found["all blocks back"] = all_free and not any(codes)
     holds = found["wrong"] == found["failed"] == 0 and found["all blocks back"]
     return [found], holds
