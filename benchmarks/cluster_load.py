@@ -4,13 +4,12 @@ import asyncio
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.cluster.backend import ClusterBackend
-from paceline.cluster.ingress import Ingress
 from paceline.cluster.local import LocalWorker, LocalWorkers
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tokenizer import Tokenizer
@@ -40,7 +39,6 @@ class Answered:
     logprobs: list[float] = field(default_factory=list)
     event_s: list[float] = field(default_factory=list)  # of each delta with tokens, since it was sent
     num_cached: int = 0
-    attempts: int = 1
     error: str | None = None
 
     @property
@@ -67,26 +65,35 @@ def worker_command(model: str, num_threads: int, options: Sequence[str]) -> list
     return [sys.executable, "-m", "paceline", "cluster", "worker", model, *own]
 
 
-async def run_load(
-    backend: ClusterBackend, asks: Sequence[Ask], beside: Callable[[Ingress], Any] | None = None
-) -> list[Answered]:
-    """Each request at its time, all answered; `beside` is a coroutine function that runs meanwhile."""
-    ingress = backend._started()
-    await ingress.tried()
+async def run_load(backend: ClusterBackend, asks: Sequence[Ask]) -> list[Answered]:
+    """Each request at its time, all answered."""
+    await backend.start().tried()
     begin_s = time.perf_counter()
-    task = asyncio.create_task(beside(ingress)) if beside is not None else None
+
+    async def at_its_time(index: int, ask: Ask) -> Answered:
+        await asyncio.sleep(max(0.0, begin_s + ask.arrival_s - time.perf_counter()))
+        return await _answer(backend, ask, index)
+
     try:
-        return await asyncio.gather(*(_answer(backend, ask, i, begin_s) for i, ask in enumerate(asks)))
+        return await asyncio.gather(*(at_its_time(i, ask) for i, ask in enumerate(asks)))
     finally:
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        await ingress.close()
-        backend._ingress = None
+        await backend.stop()
 
 
-async def _answer(backend: ClusterBackend, ask: Ask, index: int, begin_s: float) -> Answered:
-    await asyncio.sleep(max(0.0, begin_s + ask.arrival_s - time.perf_counter()))
+async def answer_all(backend: ClusterBackend, asks: Sequence[Ask], num_streams: int) -> list[Answered]:
+    """So many at a time, whatever their times of arrival."""
+    queue, found = list(enumerate(asks))[::-1], list[Answered]()
+
+    async def client() -> None:
+        while queue:
+            index, ask = queue.pop()
+            found.append(await _answer(backend, ask, index))
+
+    await asyncio.gather(*(client() for _ in range(num_streams)))
+    return found
+
+
+async def _answer(backend: ClusterBackend, ask: Ask, index: int) -> Answered:
     found, sent_s = Answered(ask), time.perf_counter()
     try:
         async for output in backend.generate(ask.prompt, ask.params, f"load-{index}", ""):

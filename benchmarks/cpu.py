@@ -1,6 +1,9 @@
 """Paceline beside llama.cpp, OpenVINO GenAI and transformers on this machine's CPU: same file, same prompts, greedy.
 
     python benchmarks/cpu.py PROMPTS.jsonl [--peer-python ENV/bin/python] [--prompts 8] [--tokens 64] [--rounds 2]
+    python benchmarks/cpu.py PROMPTS.jsonl --context 6000 --prompts 2 --batch 1 --peers openvino     long contexts
+    python benchmarks/cpu.py PROMPTS.jsonl --model qwen2.5-coder-1.5b --prompts 3 --tokens 48 --rounds 1 --batch 1 \
+        --peers llama.cpp openvino --methods auto                                                 a larger model
 
 PROMPTS.jsonl has Spec-Bench's form: {"turns": ["first question", ...]} per line. Peers are used where the given
 interpreter (or this one) can import them; each runs in its own process and sides take turns prompt by prompt, because
@@ -35,11 +38,11 @@ class Peer:
         self.name, self.process, self.version, self.batches = name, process, ready["version"], ready["batches"]
 
     @staticmethod
-    def start(name: str, pythons: list[str], model: Path, gguf: Path, threads: int) -> "Peer | None":
+    def start(name: str, pythons: list[str], model: Path, gguf: Path, threads: int, max_context: int) -> "Peer | None":
         script = str(Path(__file__).with_name("cpu_peers.py"))
         for python in pythons:
             process = subprocess.Popen(
-                [python, script, name, str(model), str(gguf), str(threads)],
+                [python, script, name, str(model), str(gguf), str(threads), str(max_context)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -99,7 +102,8 @@ def main() -> int:
         size = {} if method == "auto" else {"num_speculative_tokens": args.spec_tokens}
         sides[f"paceline {method}"] = Ours(loaded, {"method": method, **size})
     pythons = [*args.peer_python, sys.executable]
-    peers = [Peer.start(name, pythons, loaded.path, gguf, args.threads) for name in args.peers]
+    longest = max(2048, max(map(len, prompts)) + args.tokens + 64)  # drafts reach beyond the end
+    peers = [Peer.start(name, pythons, loaded.path, gguf, args.threads, longest) for name in args.peers]
     found = [peer for peer in peers if peer is not None]
     for peer in found:
         sides[peer.name], sides[f"{peer.name} lookup"] = peer, peer
@@ -131,6 +135,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--peer-python", action="append", default=[], help="interpreter with peers; may repeat")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS)
     parser.add_argument("--methods", nargs="*", default=["ngram"], help="drafting methods of our side")
+    parser.add_argument("--context", type=int, help="prompts of so many tokens: texts of the file, one after the other")
     parser.add_argument("--spec-tokens", type=int, default=8)
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=64)
@@ -143,10 +148,26 @@ def parse_arguments() -> argparse.Namespace:
 def read_prompts(args: argparse.Namespace, llm: LLM) -> list[list[int]]:
     """Prompts spread evenly over the file, as the model's chat template wants them."""
     lines = [json.loads(line) for line in Path(args.file).read_text().splitlines() if line.strip()]
+    if args.context is not None:
+        return long_prompts(args, llm, [line["turns"][0] for line in lines])
     chosen = [lines[i * len(lines) // args.prompts] for i in range(min(args.prompts, len(lines)))]
     return [
         llm.chat_prompt([{"role": "user", "content": line["turns"][0]}])["prompt_token_ids"][:1024] for line in chosen
     ]
+
+
+def long_prompts(args: argparse.Namespace, llm: LLM, texts: list[str]) -> list[list[int]]:
+    """Prompts of `--context` tokens with nothing in common: texts in the file's order, then a request to sum up."""
+    question = "\n\nSummarize the texts above, in their own words.\n\nSummary:"
+    ends = llm.get_tokenizer().encode(question)
+    pool = [token for text in texts for token in llm.get_tokenizer().encode(text + "\n\n")]
+    size = args.context - len(ends)
+    if size < 1 or size * args.prompts > len(pool):
+        raise SystemExit(
+            f"the file has {len(pool)} tokens, too few for {args.prompts} prompts of {args.context}: give fewer, "
+            "shorter ones or another file"
+        )
+    return [pool[i * size : (i + 1) * size] + ends for i in range(args.prompts)]
 
 
 def chunks(prompts: list[list[int]], size: int) -> list[list[list[int]]]:

@@ -20,6 +20,7 @@ from cpu import Peer
 from torch import Tensor
 
 from paceline.bench.run.provenance import provenance
+from paceline.core.kv_tensor import allocate_kv
 from paceline.core.packing import RequestRows, pack
 from paceline.models.aliases import SOURCE_FILE
 from paceline.models.decoder import Decoder
@@ -27,14 +28,15 @@ from paceline.models.loading import load_config, load_tokenizer, load_weights
 from paceline.models.native import NativeDecoder
 from paceline.models.resolve import resolve_model
 
-# name -> (dtype of the KV cache and plain weights, quantization)
-FORMATS: dict[str, tuple[torch.dtype, str | None]] = {
-    "native float32": (torch.float32, None),
-    "native float16": (torch.float16, None),
-    "native bfloat16": (torch.bfloat16, None),
-    "native gguf": (torch.float32, "gguf"),
-    "native gguf, float16 KV": (torch.float16, "gguf"),
-    "native int8": (torch.float32, "int8"),
+# name -> (dtype of plain weights, quantization, dtype of the KV cache)
+FORMATS: dict[str, tuple[torch.dtype, str | None, torch.dtype]] = {
+    "native float32": (torch.float32, None, torch.float32),
+    "native float16": (torch.float16, None, torch.float16),
+    "native bfloat16": (torch.bfloat16, None, torch.bfloat16),
+    "native gguf": (torch.float32, "gguf", torch.float32),
+    "native gguf, float16 KV": (torch.float16, "gguf", torch.float16),
+    "native gguf, int8 KV": (torch.float16, "gguf", torch.int8),
+    "native int8": (torch.float32, "int8", torch.float32),
 }
 BLOCK_SIZE = 16
 
@@ -56,10 +58,10 @@ def main() -> int:
     reference = Decoder(config, blocks)
     decoders = {
         name: NativeDecoder(config, blocks if quantization else load_weights(path, config), dtype=dtype,
-                            quantization=quantization, num_threads=args.threads)
-        for name, (dtype, quantization) in FORMATS.items()
+                            quantization=quantization, num_threads=args.threads, kv_dtype=kv_dtype)
+        for name, (dtype, quantization, kv_dtype) in FORMATS.items()
     }  # fmt: skip
-    peer = Peer.start("llama.cpp", [*args.peer_python, sys.executable], path, gguf, args.threads)
+    peer = Peer.start("llama.cpp", [*args.peer_python, sys.executable], path, gguf, args.threads, 2048)
     lines = [json.loads(line) for line in Path(args.file).read_text().splitlines() if line.strip()]
     texts = [lines[i * len(lines) // args.prompts]["turns"][0] for i in range(min(args.prompts, len(lines)))]
     totals: dict[str, list[float]] = {}  # name -> [positions, same top token, sum of KL]
@@ -87,8 +89,8 @@ def logits(decoder: Any, token_ids: list[int]) -> Tensor:
     count, config = len(token_ids), decoder.config
     blocks = -(-count // BLOCK_SIZE)
     batch = pack([RequestRows(range(blocks), token_ids, 0, num_wanted=count)], BLOCK_SIZE)
-    shape = (config.num_layers, 2, blocks * BLOCK_SIZE, config.num_kv_heads, config.head_dim)
-    out: Tensor = decoder.forward(batch, torch.zeros(shape, dtype=decoder.dtype)).logits
+    cache = allocate_kv(config, blocks * BLOCK_SIZE, decoder.dtype, decoder.device)
+    out: Tensor = decoder.forward(batch, cache).logits
     return out
 
 

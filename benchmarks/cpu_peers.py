@@ -1,6 +1,6 @@
 """One peer engine in its own interpreter, driven over standard input and output by benchmarks/cpu.py.
 
-    python benchmarks/cpu_peers.py NAME MODEL_FOLDER GGUF_FILE THREADS
+    python benchmarks/cpu_peers.py NAME MODEL_FOLDER GGUF_FILE THREADS CONTEXT
 
 Answers one JSON line per request line: {"prompts": [[token ids], ...], "max_tokens": n, "lookup": bool} gives
 {"ttft_s", "total_s", "num_tokens"}, where num_tokens counts ids of all prompts together. With "logits_to": PATH it
@@ -23,11 +23,12 @@ class LlamaCpp:
     package = "llama-cpp-python"
     batches = False
 
-    def __init__(self, folder: str, gguf: str, threads: int) -> None:
+    def __init__(self, folder: str, gguf: str, threads: int, context: int) -> None:
         from llama_cpp import Llama
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-        options: dict[str, Any] = {"n_ctx": 2048, "n_threads": threads, "n_threads_batch": threads, "verbose": False}
+        options: dict[str, Any] = {"n_ctx": context, "n_threads": threads, "verbose": False}
+        options["n_threads_batch"] = threads
         self.plain = Llama(gguf, **options)
         lookup = LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_TOKENS)
         self.lookup = Llama(gguf, **options, draft_model=lookup)
@@ -54,7 +55,7 @@ class OpenVino:
     package = "openvino-genai"
     batches = True
 
-    def __init__(self, folder: str, gguf: str, threads: int) -> None:
+    def __init__(self, folder: str, gguf: str, threads: int, context: int) -> None:
         import openvino_genai
 
         self.genai = openvino_genai
@@ -62,7 +63,7 @@ class OpenVino:
         # Its pipelines keep prompts between calls unless told not to, and then a prompt's second run has no prefill.
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching, scheduler.cache_size = False, 1
-        scheduler.max_num_batched_tokens = 4096
+        scheduler.max_num_batched_tokens = max(4096, context)
         self.plain = openvino_genai.LLMPipeline(gguf, "CPU", scheduler_config=scheduler, **options)
         self.lookup = openvino_genai.LLMPipeline(gguf, "CPU", scheduler_config=scheduler, prompt_lookup=True, **options)
 
@@ -91,7 +92,7 @@ class Transformers:
     package = "transformers"
     batches = True
 
-    def __init__(self, folder: str, gguf: str, threads: int) -> None:
+    def __init__(self, folder: str, gguf: str, threads: int, context: int) -> None:
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -135,12 +136,12 @@ PEERS: dict[str, Any] = {"llama.cpp": LlamaCpp, "openvino": OpenVino, "transform
 
 
 def main() -> None:
-    name, folder, gguf, threads = sys.argv[1:]
+    name, folder, gguf, threads, context = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints goes to standard error
     try:
         peer_class = PEERS[name]
-        peer = peer_class(folder, gguf, int(threads))
+        peer = peer_class(folder, gguf, int(threads), int(context))
     except Exception as error:
         print(json.dumps({"error": f"{type(error).__name__}: {error}"}), file=answers, flush=True)
         return

@@ -12,6 +12,7 @@ PROMPTS.jsonl has Spec-Bench's form. Sections (each goes on when another fails):
   weights and keys of a pass over the bandwidth, times the tokens that a pass brought
 - exact: the tokens of plain decoding alone beside those in a batch and with each drafter, greedy and at temperature 1
 - ttft: time to the first token by length of the prompt, beside the operations over FLOP/s
+- gap: a request's longest time between two tokens, alone and while a prompt of 8,192 tokens is read
 
 Prints tables, then one JSON line. Prefix caching is off: a prompt that comes again is read again.
 """
@@ -42,8 +43,9 @@ from gpu_setup import (
 
 from paceline import LLM, SamplingParams
 from paceline.bench.run.provenance import provenance
+from paceline.core.request import Request
 
-SECTIONS = ["passes", "speed", "exact", "ttft"]
+SECTIONS = ["passes", "speed", "exact", "ttft", "gap"]
 GROUPS = {1: 6, 8: 3, 32: 2, 128: 1}  # groups of prompts that a cell answers one after another
 
 
@@ -51,7 +53,14 @@ class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
         begin = time.perf_counter()
-        self.model = load(args.model, args.device, args.dtype, tiny=args.tiny, batch_invariant=args.batch_invariant)
+        self.model = load(
+            args.model,
+            args.device,
+            args.dtype,
+            tiny=args.tiny,
+            batch_invariant=args.batch_invariant,
+            quantization=None if args.quantization == "none" else args.quantization,
+        )
         print(f"{self.model.execution}; loaded in {time.perf_counter() - begin:.1f} s", flush=True)
         longest = min(MAX_PROMPT, 40 if args.tiny else MAX_PROMPT)
         self.prompts = prompt_ids(self.model, Path(args.prompts), longest)
@@ -186,6 +195,45 @@ class Bench:
             print(f"  prompt of {length:5}: {took * 1e3:8.2f} ms (limit {limit * 1e3:.3f})", flush=True)
         return found
 
+    def gap(self) -> dict[str, Any]:
+        config = self.model.config
+        length = min(64 if self.args.tiny else 8192, config.max_position - 256)
+        llm = self.llm("none", 4, length + 64)
+        core = llm.engine.core
+
+        def ask(name: str, size: int, tokens: int) -> Request:
+            prompt = [(i * 7919 + 11) % (config.vocab_size - 100) + 50 for i in range(size)]
+            params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+            request = Request(name, prompt, params, max_tokens=tokens, seed=1)
+            core.add_request(request)
+            return request
+
+        def longest_gap(decoder: Request, until: Request, count: int) -> float:
+            """Between tokens of the decoder, until that other one (or it) has so many."""
+            gaps, last, seen = [0.0], time.perf_counter(), decoder.num_output_tokens
+            while until.num_output_tokens < count:
+                core.step()
+                if decoder.num_output_tokens > seen:
+                    now, seen = time.perf_counter(), decoder.num_output_tokens
+                    gaps.append(now - last)
+                    last = now
+            return max(gaps)
+
+        found: dict[str, Any] = {"prompt": length}
+        for number in range(3):  # the first one compiles and captures
+            decoder = ask(f"decoder {number}", 32, length)
+            longest_gap(decoder, decoder, 8)
+            alone = longest_gap(decoder, decoder, 40)
+            reader = ask(f"reader {number}", length, 2)
+            beside = longest_gap(decoder, reader, 1)
+            found |= {"alone_ms": alone * 1e3, "beside_ms": beside * 1e3}
+            for name in (decoder.request_id, reader.request_id):
+                core.abort(name)
+            while core.has_requests:
+                core.step()
+        print(f"  longest gap: {found['alone_ms']:.2f} ms alone, {found['beside_ms']:.2f} ms while {length} are read")
+        return found
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -193,8 +241,10 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", default="none", help="none: widened to the dtype; auto: as in the file")
     parser.add_argument("--batches", default="1,8,32,128")
     parser.add_argument("--methods", default="none,ngram,eagle3,auto")
+    parser.add_argument("--drafter", help="a file for eagle3, of a model without a shipped one")
     parser.add_argument("--temperature", type=float, default=0.0, help="of the section speed")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--exact", type=int, default=48, help="prompts of the section exact")
@@ -219,6 +269,7 @@ def main() -> None:
             "speed": bench.speed,
             "exact": bench.exact,
             "ttft": bench.ttft,
+            "gap": bench.gap,
         }[section]
         try:
             record[section] = work()

@@ -1,6 +1,6 @@
 """The fused decode kernels on a GPU: do they compute the right thing, the same bits at any batch size, and how fast.
 
-    python benchmarks/gpu_kernels.py [--models 135m,1.5b] [--only parity,bits,graph,kinds,draft,tune] [--pdl off,on]
+    python benchmarks/gpu_kernels.py [--models 135m,1.5b] [--only parity,bits,graph,kinds,price] [--pdl off,on]
     python benchmarks/gpu_kernels.py --tiny --device cpu      # rehearsal in Triton's interpreter, without a GPU
 
 Random weights of SmolLM2-135M's and Qwen2.5-1.5B's shape, context 320. Sections (each goes on when another fails):
@@ -10,6 +10,8 @@ Random weights of SmolLM2-135M's and Qwen2.5-1.5B's shape, context 320. Sections
 - graph: one pass with the choice of tokens, captured in a CUDA graph, per (requests x rows of each)
 - kinds: microseconds a kernel: each kind alone in a graph over all layers; "-kind" is a layer without that kind,
   so that `layer` less `-kind` is what the kind takes among the others
+- price: what batch invariance costs: all products of a pass in our kernels beside cuBLAS, which may choose anew
+  for every number of rows
 - draft: a whole EAGLE-3 draft by batch and by kernel, and what the host spends on one
 - wide: one pass of many rows by rows of a program, outputs and warps: time, and whether the bits stay (ask for it)
 - tune: tiles per weight shape, and the steps of attention (long: ask for it)
@@ -41,34 +43,27 @@ from torch import Tensor
 from paceline.bench.run.provenance import provenance
 from paceline.core.forward import ForwardBatch
 from paceline.models.decoder import Decoder
-from paceline.models.fused_decoder import FusedDecoder, Tiles, attention_rows, model_tiles, wide_tiles
+from paceline.models.fused_decoder import Cuts, FusedDecoder, attention_rows, model_cuts
 from paceline.ops.triton.fused_head import RowNoise
 from paceline.ops.triton.product import NO_PDL, PDL, PDL_PREFETCH
-from paceline.ops.triton.tiles import ROWS
+from paceline.ops.triton.tiles import Cut
 
 CONTEXT = 320
 BUCKETS = [(1, 1), (1, 8), (1, 16), (1, 32), (8, 1), (8, 4), (32, 1), (32, 4), (128, 1), (128, 4)]
 ROW_COUNTS = [1, 2, 4, 8, 16, 64, 128, 512]
 PDL_LEVELS = {"off": NO_PDL, "on": PDL, "prefetch": PDL_PREFETCH}
-SECTIONS = ["parity", "bits", "graph", "kinds", "draft", "wide", "tune"]
+SECTIONS = ["parity", "bits", "graph", "kinds", "price", "draft", "wide", "tune"]
 
 
-class ForcedCut(FusedDecoder):
-    """Programs of these rows, outputs and warps in every product."""
+def forced(rows: int, out: int | None = None, warps: int = 2) -> Callable[[Decoder, int, int], Cuts]:
+    """Programs of so many rows in every product, with the outputs of its own tile unless said."""
 
-    def __init__(self, base: Decoder, row_tile: int, out: int, warps: int) -> None:
-        super().__init__(base, row_tile=row_tile)
-        narrow = self.tiles if row_tile == ROWS else wide_tiles(base, self.tiles, 1)
-        self.forced = Tiles(
-            *(
-                replace(tile, out=out, warps=warps)
-                for tile in (narrow.qkv, narrow.output, narrow.gate_up, narrow.down, narrow.head)
-            )
-        )
-        self._rows = row_tile
+    def cuts(base: Decoder, layer: int, num_rows: int) -> Cuts:
+        own = model_cuts(base, layer, 1)
+        tiles = [cut.tile for cut in (own.qkv, own.output, own.gate_up, own.down, own.head)]
+        return Cuts(*(Cut(rows, replace(t, out=out or t.out, into=min(t.into, 64), warps=warps)) for t in tiles))
 
-    def cut(self, num_rows: int) -> tuple[int, Tiles]:
-        return self._rows, self.forced
+    return cuts
 
 
 class Bench:
@@ -145,16 +140,9 @@ class Bench:
             result[f"rows {rows}"] = torch.equal(found, picked)
         chunk = fused.forward(self.batch(2, 4, as_chunk=True), self.room.kv.clone()).logits
         result["tree nodes as plain text"] = torch.equal(chunk, whole[: len(chunk)])
-        for row_tile in [32] if self.tiny else [32, 64, 128]:
-            wide = FusedDecoder(self.base, row_tile=row_tile)
-            result[f"row tile {row_tile}"] = self._tried(partial(self._same_bits, wide, whole_batch, whole))
-        two_warps = wide_tiles(self.base, model_tiles(self.base), 64)
-        narrow = FusedDecoder(self.base, tiles=two_warps).forward(whole_batch, self.room.kv.clone()).logits
-        result["two warps, short steps"] = torch.equal(narrow, whole)
-        for row_tile in [32] if self.tiny else [32, 64, 128]:
-            wide = FusedDecoder(self.base, row_tile=row_tile)
-            label = f"row tile {row_tile}, two warps in both"
-            result[label] = self._tried(partial(self._same_bits, wide, whole_batch, narrow))
+        for rows in [16, 32] if self.tiny else [16, 32, 64, 128]:
+            wide = FusedDecoder(self.base, cuts=forced(rows))
+            result[f"programs of {rows} rows"] = self._tried(partial(self._same_bits, wide, whole_batch, whole))
         if self.device.type == "cuda":
             for pdl in PDL_LEVELS:
                 result[f"graph, pdl {pdl}"] = self._tried(partial(self._graph_bits, whole_batch, whole, pdl))
@@ -214,14 +202,10 @@ class Bench:
     def graph(self) -> dict[str, Any]:
         result: dict[str, Any] = {}
         variants = [("pdl " + pdl, {"pdl": PDL_LEVELS[pdl]}) for pdl in self.args.pdl]
-        if not self.tiny:
-            variants.append(("row tile 64", {"row_tile": 64}))
         print("  " + f"{'ms per replay':14}" + "".join(f"{label:>13}" for label, _ in variants) + f"{'limit':>13}")
         for bucket in self.buckets:
             batch, cells = self.batch(*bucket), {}
             for label, options in variants:
-                if "row_tile" in options and batch.num_rows < 32:
-                    continue
                 try:
                     launch, _ = self._launch(FusedDecoder(self.base, **options), batch, self.room.kv, tokens=True)
                     cells[label] = self.clock.time_ms(launch)
@@ -257,6 +241,40 @@ class Bench:
                 print(f"  {'{}x{} pdl {}'.format(*bucket, pdl):20}{figures}", flush=True)
         return result
 
+    # price
+
+    def price(self) -> dict[str, Any]:
+        """The products alone: attention, RoPE and tokens are the same kernels on both sides, so they are left out."""
+        result: dict[str, Any] = {}
+        fused, layers, head = FusedDecoder(self.base), self.base.layers, self.base.head.weight
+        print(f"  {'ms, all products':20}{'ours':>10}{'cuBLAS':>10}{'price':>10}")
+        for num_rows in [1, 2] if self.tiny else [1, 8, 16, 32, 64, 128, 256, 512]:
+            batch = self.batch(num_rows, 1) if self.tiny else self.batch(-(-num_rows // 4), min(4, num_rows))
+            rows = attention_rows(batch)
+            buffers = fused.allocate(batch.num_rows, rows.max_splits())
+
+            def ours() -> None:
+                for i in range(len(layers)):
+                    fused.launch_qkv(i, rows, self.room.kv[i], buffers)  # noqa: B023
+                    fused.launch_output(i, buffers)  # noqa: B023
+                    fused.launch_gate_up(i, buffers)  # noqa: B023
+                    fused.launch_down(i, buffers, None)  # noqa: B023
+                fused.write_tokens(batch.logits_rows, None, buffers)  # noqa: B023
+
+            def cublas() -> None:
+                hidden, mixed = buffers.hidden, buffers.mixed.flatten(1)  # noqa: B023
+                for layer in layers:
+                    torch.mm(hidden, layer.qkv.weight.T)
+                    torch.mm(mixed, layer.output.weight.T)
+                    torch.mm(hidden, layer.gate_up.weight.T)
+                    torch.mm(buffers.activation, layer.down.weight.T)  # noqa: B023
+                torch.mm(hidden, head.T).argmax(-1)
+
+            own, other = self.clock.time_ms(ours), self.clock.time_ms(cublas)
+            result[str(batch.num_rows)] = {"ours_ms": own, "cublas_ms": other}
+            print(f"  {batch.num_rows:>7} rows         {own:10.3f}{other:10.3f}{own / other:9.2f}x", flush=True)
+        return result
+
     # draft
 
     def draft(self) -> dict[str, Any]:
@@ -273,9 +291,9 @@ class Bench:
         counts = [(2, 3)] if self.tiny else [(128, 1), (64, 4), (128, 4), (128, 8)]
         for bucket in counts:
             batch = self.batch(*bucket)
-            expected = FusedDecoder(self.base, row_tile=16).forward(batch, self.room.kv.clone()).logits
+            expected = FusedDecoder(self.base, cuts=forced(16)).forward(batch, self.room.kv.clone()).logits
             for shape in shapes[:3] if self.tiny else shapes:
-                fused = FusedDecoder(self.base) if shape is None else ForcedCut(self.base, *shape)
+                fused = FusedDecoder(self.base) if shape is None else FusedDecoder(self.base, cuts=forced(*shape))
                 cells: dict[str, Any] = {}
                 try:
                     cells["same_bits"] = self._same_bits(fused, batch, expected)

@@ -21,8 +21,9 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.models.drafters.eagle3 import Eagle3, Eagle3Config
 from paceline.models.drafters.joined import DraftWeights, joined_weights
 from paceline.models.rope import rope_tables
+from paceline.spec.buckets import BUCKETS
 from paceline.spec.engine_parts import EngineParts
-from paceline.spec.feature.captured_drafts import BUCKETS, DRAFT_CLOCK, CapturedDrafts, read_trees
+from paceline.spec.feature.captured_drafts import DRAFT_CLOCK, CapturedDrafts
 from paceline.spec.feature.draft_inputs import DraftInputs, DraftViews, RequestInts
 from paceline.spec.feature.draft_levels import DraftRoom, DraftShape, PlainDraft
 from paceline.spec.feature.draft_scores import DraftScores
@@ -30,6 +31,7 @@ from paceline.spec.feature.draft_writer import Wanted
 from paceline.spec.feature.feature_queue import FeatureQueue
 from paceline.spec.feature.fused_draft import FusedDraft, Launch
 from paceline.spec.proposer import Budget, RequestPass, StepContext
+from paceline.spec.tree_answers import read_trees
 
 CHAIN, TREE_LEVELS, WIDTH, NUM_NODES = 6, 4, 8, 24
 BATCHES = (1, 8, 32, 128)

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from paceline.core.forward import ForwardBatch
 from paceline.models.decoder import Decoder
-from paceline.models.fused_decoder import FusedDecoder, attention_rows
-from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_tokens
+from paceline.models.fused_decoder import SCALES_FROM, FusedDecoder, attention_rows
+from paceline.ops.packed import PARTS, PackedWeight, Weight
+from paceline.ops.triton.fused_head import RowNoise, head_tiles, head_tokens
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
 from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
 from paceline.ops.triton.split_attention import AttentionScratch, Programs, Steps, split_tree_attention
-from paceline.ops.triton.tiles import Tile
+from paceline.ops.triton.tiles import ROWS, Cut, Tile, tile_for
 
 Launch = Callable[[], None]
 SHARED_BYTES = 220_000  # of a Hopper multiprocessor
@@ -40,7 +41,7 @@ def kind_launches(
         "attention": lambda i: fused.launch_attention(i, rows, kv[i], buffers),
         "output": lambda i: fused.launch_output(i, buffers),
         "gate_up": lambda i: fused.launch_gate_up(i, buffers),
-        "down": lambda i: fused.launch_down(i, buffers),
+        "down": lambda i: fused.launch_down(i, buffers, i + 1 if i + 1 < num_layers else None),
     }
 
     def all_layers(kinds: list[str]) -> Launch:
@@ -72,6 +73,8 @@ class Product:
     has_bias: bool
     device: str
     dtype: torch.dtype
+    kind_of_values: str = "plain"  # or a packed weight's: ops/packed.py
+    group: int = 0  # inputs under one scale
 
 
 def products_of(base: Decoder) -> list[Product]:
@@ -93,13 +96,15 @@ def products_of(base: Decoder) -> list[Product]:
             has_bias=linear.bias is not None,
             device=str(base.device),
             dtype=base.dtype,
+            kind_of_values=linear.weight.kind if isinstance(linear.weight, PackedWeight) else "plain",
+            group=linear.weight.group if isinstance(linear.weight, PackedWeight) else 0,
         )
         for kind, linear in linears.items()
     ]
 
 
-def launcher(product: Product, num_rows: int, copies: int) -> Callable[[Tile], Launch]:
-    """A function that gives, for a tile, a launch of the product over `copies` weights."""
+def launcher(product: Product, num_rows: int, copies: int) -> Callable[[Cut], Launch]:
+    """A function that gives, for a cut, a launch of the product over `copies` weights."""
     device, dtype = product.device, product.dtype
 
     def random(*shape: int) -> Tensor:
@@ -108,64 +113,101 @@ def launcher(product: Product, num_rows: int, copies: int) -> Callable[[Tile], L
     def ints(count: int) -> Tensor:
         return torch.arange(count, dtype=torch.int32, device=device)
 
-    weights = [random(product.num_out, product.num_in) * 0.02 for _ in range(copies)]
+    weights: list[Weight] = []  # of the cut that came last, where steps have weights of their own
+
+    def prepare(cut: Cut) -> list[Weight]:
+        if product.kind_of_values == "plain":
+            if not weights:
+                weights.extend(random(product.num_out, product.num_in) * 0.02 for _ in range(copies))
+        elif not weights or isinstance(weights[0], Tensor) or weights[0].into != cut.tile.into:
+            weights.clear()
+            weights.extend(random_packed(product, cut.tile.into) for _ in range(copies))
+        return list(weights)
+
     bias = random(product.num_out) if product.has_bias else None
-    x, norm, rows = random(num_rows, product.num_in), random(product.num_in), ints(num_rows)
+    x, rows, scales = random(num_rows, product.num_in), ints(num_rows), torch.ones(num_rows, device=device)
+    stream = x if product.kind_of_values == "plain" else random(num_rows, product.num_in)
     heads = product.heads
     dim = heads.dim
 
-    def qkv(tile: Tile) -> Launch:
+    def of_all(cut: Cut, call: Callable[[Weight], None]) -> Launch:
+        own = prepare(cut)
+        return lambda: [call(weight) for weight in own] and None
+
+    def found_before(cut: Cut) -> Tensor | None:
+        return scales if cut.rows >= SCALES_FROM else None
+
+    def qkv(cut: Cut) -> Launch:
         cos = torch.ones(64 + num_rows, dim // 2, device=device)
         query, kv = random(num_rows, heads.num_q, dim), random(2, num_rows, heads.num_kv, dim)
-        return lambda: (
-            [norm_qkv_rope(x, norm, w, bias, None, cos, cos, rows, rows, query, kv, heads, 1e-6, tile) for w in weights]
-            and None
-        )
+        options: dict[str, Any] = {"scales": found_before(cut), "row_tile": cut.rows}
 
-    def residual(tile: Tile) -> Launch:
+        def call(w: Weight) -> None:
+            norm_qkv_rope(
+                x, stream, w, bias, None, cos, cos, rows, rows, query, kv, heads, 1e-6, cut.tile, **options
+            )  # fmt: skip
+
+        return of_all(cut, call)
+
+    def residual(cut: Cut) -> Launch:
         hidden = torch.zeros(num_rows, product.num_out, dtype=dtype, device=device)
-        num_parts, num_arrivals = split_sizes(num_rows, product.num_out, tile)
+        num_parts, num_arrivals = split_sizes(num_rows, product.num_out, cut.tile)
         parts = torch.empty(num_parts, device=device)
         arrivals = torch.zeros(num_arrivals, dtype=torch.int32, device=device)
-        return lambda: [linear_residual(x, w, bias, hidden, parts, arrivals, tile) for w in weights] and None
+        return of_all(cut, lambda w: linear_residual(x, w, bias, hidden, parts, arrivals, cut.tile, row_tile=cut.rows))
 
-    def gate_up(tile: Tile) -> Launch:
+    def gate_up(cut: Cut) -> Launch:
         out = random(num_rows, product.num_out // 2)
-        return lambda: [norm_gate_up_silu(x, norm, w, bias, out, 1e-6, tile) for w in weights] and None
+        options: dict[str, Any] = {"scales": found_before(cut), "row_tile": cut.rows}
+        return of_all(cut, lambda w: norm_gate_up_silu(x, stream, w, bias, out, 1e-6, cut.tile, **options))
 
-    def head(tile: Tile) -> Launch:
-        shares = head_tiles(product.num_out, tile)
+    def head(cut: Cut) -> Launch:
+        shares = head_tiles(product.num_out, cut.tile)
         scores, ids = torch.empty(num_rows, shares, device=device), ints(num_rows * shares).view(num_rows, shares)
         best, tokens = torch.empty(num_rows, device=device), ints(num_rows)
-        return lambda: (
-            [norm_head_tokens(x, rows, norm, w, scores, ids, tokens, best, None, 1e-6, tile) for w in weights] and None
-        )
+        return of_all(cut, lambda w: head_tokens(x, w, scores, ids, tokens, best, None, cut.tile, row_tile=cut.rows))
 
     return {"qkv": qkv, "output": residual, "gate_up": gate_up, "down": residual, "head": head}[product.kind]
 
 
-def candidates(product: Product, quick: bool) -> list[Tile]:
+def random_packed(product: Product, into: int) -> PackedWeight:
+    parts = PARTS[product.kind_of_values]
+    width = -(-product.num_in // (into * parts)) * into
+    words = torch.randint(-(1 << 15), 1 << 15, (product.num_out, width), dtype=torch.int16, device=product.device)
+    if product.kind_of_values == "fp8":
+        words &= 0x3F3F  # no NaN
+    pairs = torch.tensor([1.0, 8.0], dtype=torch.float16, device=product.device).view(torch.int32)
+    scales = pairs.repeat(1 + max(1, product.num_in // product.group), product.num_out)
+    scales[0] = torch.tensor([0.01], device=product.device).view(torch.int32)
+    shape = (product.num_out, product.num_in)
+    return PackedWeight(words, scales, product.kind_of_values, product.group, into, shape, product.dtype)
+
+
+def candidates(product: Product, num_rows: int, quick: bool) -> list[Cut]:
+    shares = product.kind in ("output", "down")
     if quick:
-        return [Tile(16, 32, 2, 3), Tile(32, 16, 4, 3, splits=2 if product.kind in ("output", "down") else 1)]
-    outs = [32, 64, 128] if product.kind == "head" else [16, 32, 64]
-    intos = [64, 128, 256, 512]
-    splits = [1, 2, 4] if product.kind in ("output", "down") else [1]
+        return [Cut(16, Tile(16, 32, 2, 3)), Cut(16, Tile(32, 16, 4, 3, splits=2 if shares else 1))]
+    own = tile_for(product.num_out, product.num_in, product.dtype)
+    splits = [own.splits] if num_rows > ROWS else [1, 2, 4] if shares else [1]  # the splits show in the bits
+    outs = [32, 64, 128] if product.kind == "head" or num_rows > ROWS else [16, 32, 64]
     found = []
-    for out, into, warps, stages, split in itertools.product(outs, intos, [2, 4], [3, 5], splits):
-        fits = (16 + out) * into * product.dtype.itemsize * (stages - 1) < SHARED_BYTES
-        useful = into * split <= 2 * product.num_in and not (split > 1 and out > 16)
-        if fits and useful and out <= product.heads.dim * 2:
-            found.append(Tile(out, into, warps, stages, split))
+    for rows, out, into, warps, stages, split in itertools.product(
+        [16, 32, 64], outs, [32, 64, 128, 256, 512], [2, 4], [3, 4, 5], splits
+    ):
+        fits = (rows + out) * into * product.dtype.itemsize * (stages - 1) < SHARED_BYTES
+        useful = into * split <= 2 * product.num_in and not (split > 1 and out > 64) and into * rows <= 16 * 512
+        if fits and useful and rows < 2 * num_rows and not (rows == 64 and warps == 4):
+            found.append(Cut(rows, Tile(out, into, warps, stages, split)))
     return found
 
 
-def precompile(product: Product, tiles: list[Tile]) -> None:
-    """In a process of its own: launch each tile once, so that the kernel cache on disk has it."""
-    make = launcher(product, 16, 1)
-    for tile in tiles:
+def precompile(product: Product, num_rows: int, cuts: list[Cut]) -> None:
+    """In a process of its own: launch each cut once, so that the kernel cache on disk has it."""
+    make = launcher(product, num_rows, 1)
+    for cut in cuts:
         try:
-            make(tile)()
-        except Exception:  # a tile that does not fit: the timing reports it
+            make(cut)()
+        except Exception:  # one that does not fit: the timing reports it
             continue
     torch.cuda.synchronize()
 
@@ -183,35 +225,33 @@ def compile_in_parallel(work: list[tuple[Any, ...]], function: Callable[..., Non
 
 def tune_products(base: Decoder, clock: Clock, only: list[str], *, quick: bool) -> dict[str, Any]:
     products = [product for product in products_of(base) if not only or product.kind in only]
+    counts = [16] if quick else [16, 32, 64, 128]
     if base.device.type == "cuda":
-        work = [(p, candidates(p, quick)[part::4]) for p in products for part in range(4)]
+        work = [
+            (p, rows, candidates(p, rows, quick)[part::4]) for p in products for rows in counts for part in range(4)
+        ]
         compile_in_parallel(work, precompile)
     result: dict[str, Any] = {}
-    for product in products:
+    for product, num_rows in itertools.product(products, counts):
         size = product.num_out * product.num_in * product.dtype.itemsize
         copies = 1 if quick else max(2, min(200, -(-BYTES_IN_TURN // size)))
         fast_clock = Clock(base.device, replays=4, rounds=3)
-        timed: list[tuple[float, Tile]] = []
-        make, failures = launcher(product, 16, copies), 0
-        for tile in candidates(product, quick):
+        timed: list[tuple[float, Cut]] = []
+        make, failures = launcher(product, num_rows, copies), 0
+        for cut in candidates(product, num_rows, quick):
             try:
-                timed.append((fast_clock.time_ms(make(tile)) * 1e3 / copies, tile))
+                timed.append((fast_clock.time_ms(make(cut)) * 1e3 / copies, cut))
             except Exception as error:
                 failures += 1
                 if failures == 1:
-                    print(f"    {tile}: {type(error).__name__} {str(error)[:120]}")
+                    print(f"    {cut}: {type(error).__name__} {str(error)[:120]}")
         timed.sort(key=lambda pair: pair[0])
-        one_row = launcher(product, 1, copies)
-        print(
-            f"  {product.kind} {product.num_out}x{product.num_in} ({failures} of {failures + len(timed)} tiles failed)"
-        )
-        best = []
-        for took_us, tile in timed[:5]:
-            alone_us = fast_clock.time_ms(one_row(tile)) * 1e3 / copies
-            print(f"    {took_us:8.2f} us at 16 rows, {alone_us:8.2f} us at 1: {tile}", flush=True)
-            best.append({"us": took_us, "us_1_row": alone_us, **asdict(tile)})
-        result[f"{product.kind} {product.num_out}x{product.num_in}"] = best
-        del make, one_row
+        label = f"{product.kind} {product.num_out}x{product.num_in}, {num_rows} rows"
+        print(f"  {label} ({failures} of {failures + len(timed)} cuts failed)")
+        for took_us, cut in timed[:5]:
+            print(f"    {took_us:8.2f} us: {cut}", flush=True)
+        result[label] = [{"us": took_us, **asdict(cut)} for took_us, cut in timed[:5]]
+        del make
     return result
 
 

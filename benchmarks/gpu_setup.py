@@ -37,9 +37,24 @@ TINY: dict[str, Any] = {
 }
 
 
-def load(name: str, device: str, dtype: str, *, tiny: bool, batch_invariant: bool | None = None) -> LoadedModel:
+def load(
+    name: str,
+    device: str,
+    dtype: str,
+    *,
+    tiny: bool,
+    batch_invariant: bool | None = None,
+    quantization: str | None = None,
+) -> LoadedModel:
     if not tiny:
-        return load_model(name, device=device, dtype=dtype, quiet=True, batch_invariant=batch_invariant)
+        return load_model(
+            name,
+            device=device,
+            dtype=dtype,
+            quiet=True,
+            batch_invariant=batch_invariant,
+            quantization=quantization,
+        )
     path = resolve_model(name, progress=False)
     tokenizer = load_tokenizer(path)
     eos = next(iter(tokenizer.eos_token_ids))
@@ -73,8 +88,10 @@ def make_llm(model: LoadedModel, method: str, args: Any, *, max_num_seqs: int, m
     method, *sizes = method.split("/")
     speculative: dict[str, Any] = {"method": method}
     speculative |= dict(zip(("node_budget", "num_speculative_tokens"), map(int, sizes), strict=False))
-    if args.tiny and method == "eagle3":
+    if args.tiny and method in ("eagle3", "medusa"):
         speculative["model"] = "untrained"
+    elif method == "eagle3" and args.drafter:
+        speculative["model"] = args.drafter
     return LLM(
         model,
         speculative,

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -108,8 +109,21 @@ def run(path: Path, arguments: str, url: str, seconds: float) -> tuple[bool, str
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return False, f"no end within {seconds:g} s", seconds
-    lines = [line for line in done.stderr.strip().splitlines() if line.strip()]
-    return done.returncode == 0, lines[-1] if lines and done.returncode else "", time.monotonic() - begin_s
+    return done.returncode == 0, stated_reason(done.stderr) if done.returncode else "", time.monotonic() - begin_s
+
+
+def stated_reason(said: str) -> str:
+    """The last line; of a client that hides what the server answered, that answer, asked for once more."""
+    lines = [line for line in said.strip().splitlines() if line.strip()]
+    refused = re.search(r"error '4\d\d [\w ]+' for url '(http[^']+)'", said)
+    if refused is None:
+        return lines[-1] if lines else ""
+    request = urllib.request.Request(refused[1], data=b"{}", headers={"content-type": "application/json"})
+    try:
+        urllib.request.urlopen(request)
+    except urllib.error.HTTPError as error:
+        return str(json.load(error)["error"]["message"])
+    return lines[-1]
 
 
 def start_server() -> tuple[subprocess.Popen[bytes], str]:

@@ -39,5 +39,9 @@ class NothingToSampleError(RequestFailedError):
     """The request's own options left no token to choose, where the model itself gave sound logits."""
 
 
+class GrammarLimitError(RequestFailedError):
+    """What the request's own grammar allows next takes more than a step may: it needs a simpler one."""
+
+
 class EngineDeadError(PacelineError, RuntimeError):
     """The engine loop stopped on an internal error; the engine must be rebuilt."""

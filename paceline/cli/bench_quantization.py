@@ -159,13 +159,19 @@ def _qualities(args: argparse.Namespace, formats: "list[Format]", shelf: FormatS
 
 
 def _weight_bytes(llm: "LLM") -> int:
-    """What a pass reads; off the native kernels, what the weights take."""
+    """What a pass reads, or about what the weights take where the decoder does not say."""
+    from paceline.models.decoder import Decoder
     from paceline.models.memory import weight_bytes
     from paceline.models.native import NativeDecoder
 
     model = llm.engine.model
-    if isinstance(model.decoder, NativeDecoder):
+    if isinstance(model.decoder, NativeDecoder | Decoder):
         return model.decoder.weight_bytes
+    if model.decoder.device.type == "cuda" and model.decoder.draws_tokens:
+        from paceline.models.fused_decoder import FusedDecoder  # triton exists only where CUDA does
+
+        assert isinstance(model.decoder, FusedDecoder)
+        return model.decoder.base.weight_bytes
     return weight_bytes(model.path, model.config, model.decoder.dtype, None)
 
 

@@ -10,12 +10,15 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from paceline.cli.cluster_running import add_port, run_down, run_restart, run_status
 from paceline.cli.cluster_simulate import add_simulate, run_simulate
-from paceline.cli.cluster_up import add_port, add_up, add_worker, run_down, run_status, run_up, run_worker
+from paceline.cli.cluster_up import add_up, run_up
+from paceline.cli.cluster_worker import add_worker, run_worker
 
 VERBS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]] = {
     "up": ("workers and the server in front of them, on this machine", add_up, run_up),
     "status": ("the workers of a running cluster and what they do", add_port, run_status),
+    "restart": ("one worker after another, while streams go on", add_port, run_restart),
     "down": ("end a running cluster", add_port, run_down),
     "worker": ("one worker alone, for a cluster on several machines", add_worker, run_worker),
     "simulate": ("a load on a cluster that need not exist", add_simulate, run_simulate),

@@ -1,31 +1,25 @@
-"""`paceline cluster up`, `status`, `down` and `worker`: a cluster of local processes, or of workers elsewhere.
-
-While a cluster runs, a small file in the temporary folder says where it is; `status` and `down` read it.
-"""
+"""`paceline cluster up`: the server over local processes, replicas of Ray, or workers elsewhere."""
 
 import argparse
-import asyncio
 import contextlib
 import functools
 import json
 import os
 import signal
-import socket
 import sys
-import tempfile
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from paceline.cli import serve
+from paceline.cli.cluster_running import StateFile
+from paceline.cli.cluster_worker import check_port, parse_address
 from paceline.errors import InvalidOptionError
 
 if TYPE_CHECKING:
     from paceline.cluster.app import RayCluster
-    from paceline.cluster.backend import Address
+    from paceline.cluster.backend import Address, Scaling
     from paceline.cluster.local import LocalWorkers
 
-DOWN_TIMEOUT_S = 60.0
 # Not for workers: keys do not belong into a list of processes.
 SERVER_ONLY = {"help", "config", "host", "port", "api_key", "admin_key", "run"}
 
@@ -35,6 +29,10 @@ def add_up(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("cluster")
     group.add_argument("--prefill", type=int, default=1, metavar="N", help="workers that only read prompts")
     group.add_argument("--decode", type=int, default=1, metavar="N", help="workers that answer (default: %(default)s)")
+    for role in ("prefill", "decode"):
+        group.add_argument(
+            f"--max-{role}", type=int, metavar="N", help=f"start up to N {role} workers as the traffic needs them"
+        )
     group.add_argument(
         "--workers-at", nargs="+", default=[], metavar="HOST:PORT", help="use these instead: `paceline cluster worker`"
     )
@@ -44,31 +42,10 @@ def add_up(parser: argparse.ArgumentParser) -> None:
         "--router", default="kv_aware", metavar="NAME", help="round_robin, power_of_two, dynamo, kv_aware"
     )
     group.add_argument("--policy", default="cost", metavar="NAME", help="where prompts are computed: cost, dynamo, ...")
+    group.add_argument("--transport", default="tcp", metavar="NAME", help="of KV blocks (default: %(default)s)")
     group.add_argument(
         "--worker-file", metavar="FILE", help="measured pass cost; left out: measured when workers start"
     )
-
-
-def add_worker(parser: argparse.ArgumentParser) -> None:
-    serve.add_arguments(parser)
-    group = parser.add_argument_group("cluster")
-    group.add_argument(
-        "--role", default="mixed", metavar="ROLE", help="prefill, decode or mixed (default: %(default)s)"
-    )
-    group.add_argument("--worker-name", default="", metavar="NAME", help="of this worker (default: its address)")
-    group.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="(default: %(default)s)")
-    group.add_argument(
-        "--kv-events",
-        nargs="+",
-        default=[],
-        metavar="ENDPOINT",
-        help="publish KV events as vLLM does, such as tcp://*:5557",
-    )
-    group.add_argument("--end-with-stdin", action="store_true", help=argparse.SUPPRESS)
-
-
-def add_port(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", type=int, default=8000, help="of the cluster's server (default: %(default)s)")
 
 
 def run_up(args: argparse.Namespace) -> int:
@@ -79,57 +56,95 @@ def run_up(args: argparse.Namespace) -> int:
     from paceline.serve.http.server import run_server
 
     _check_names(args)
-    _check_port(args.host, args.port)
-    path = _state_path(args.port)
-    if _running(path) is not None:
-        raise InvalidOptionError(
-            f"a cluster runs at port {args.port} already: paceline cluster down --port {args.port}"
-        )
+    elsewhere = [parse_address(text) for text in args.workers_at]
     spec = WorkerSpec.load(args.worker_file) if args.worker_file else None
-    tokenizer = load_tokenizer(resolve_model(args.name or args.model))  # fetched once, before the workers want it
-    workers = _on_ray(args) if args.ray else _local(args)
-    workers.start()
+    with StateFile(args.port).held() as state, _sigterm_ends():
+        check_port(args.host, args.port)
+        tokenizer = load_tokenizer(resolve_model(args.name or args.model))  # fetched once, before the workers want it
+        workers = _on_ray(args) if args.ray else _local(args)
+        if not elsewhere:
+            counts = f"{args.prefill} prefill, {args.decode} decode; threads of each: {_threads(args)}"
+            print(f"paceline: workers are starting ({counts})", file=sys.stderr)
+        try:
+            workers.start()
+
+            def discover() -> "Sequence[Address]":
+                found = elsewhere or workers.addresses()
+                state.write(found)  # for `status`
+                return found
+
+            backend = ClusterBackend(
+                discover(),
+                tokenizer,
+                args.router,
+                args.policy,
+                spec,
+                discover=discover,
+                scaling=_scaling(args, workers),
+            )
+            return run_server(backend, serve.server_config(args), args.host, args.port, args.log_level)
+        finally:
+            workers.end()
+
+
+@contextlib.contextmanager
+def _sigterm_ends() -> Iterator[None]:
+    """While workers start: they end too. The server has its own way as soon as it runs."""
+
+    def end(signal_number: int, frame: object) -> None:
+        raise SystemExit(128 + signal_number)
+
+    before = signal.signal(signal.SIGTERM, end)
     try:
-        addresses = [_address(text) for text in args.workers_at] or workers.addresses()
-        discover = workers.addresses if args.ray else None
-        backend = ClusterBackend(addresses, tokenizer, args.router, args.policy, spec, discover=discover)
-        path.write_text(json.dumps({"pid": os.getpid(), "port": args.port, "workers": addresses}))
-        return run_server(backend, serve.server_config(args), args.host, args.port, args.log_level)
+        yield
     finally:
-        path.unlink(missing_ok=True)
-        workers.end()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _scaling(args: argparse.Namespace, workers: "LocalWorkers | RayCluster") -> "Scaling | None":
+    from paceline.cluster.autoscale import Limits
+    from paceline.cluster.backend import Scaling
+
+    counts = {"prefill": args.prefill, "decode": args.decode}
+    most = {"prefill": args.max_prefill or args.prefill, "decode": args.max_decode or args.decode}
+    if most == counts:
+        return None
+    return Scaling(workers.scale, counts, {role: Limits(counts[role], most[role]) for role in counts})
 
 
 def _check_names(args: argparse.Namespace) -> None:
     """Before minutes of loading, not after."""
-    from paceline.cluster.choosers import CHOOSERS
-    from paceline.cluster.policy import POLICIES, parse_choice
+    from paceline.cluster.choosers import make_chooser
+    from paceline.cluster.policy import make_policy
+    from paceline.cluster.prefill_time import PrefillTime
+    from paceline.cluster.transport import check_transport
+    from paceline.cluster.worker_spec import WorkerSpec
+    from paceline.lab.pass_cost import PassCost
 
-    parse_choice("router", args.router, tuple(CHOOSERS))
-    parse_choice("policy", args.policy, tuple(POLICIES))
+    any_time = PrefillTime(WorkerSpec("any", PassCost.of({1: 1.0})))  # the real one is measured by the workers
+    check_transport(args.transport)
+    make_chooser(args.router, any_time)
+    make_policy(args.policy, any_time, any_time)
     if args.address and not args.ray:
         raise InvalidOptionError("--address is of a Ray cluster: give --ray too, or --workers-at for workers elsewhere")
     if args.ray and args.workers_at:
         raise InvalidOptionError("--ray starts the workers and --workers-at uses others: give one of them")
+    if args.workers_at and (args.max_prefill or args.max_decode):
+        raise InvalidOptionError("--max-prefill and --max-decode start workers here: they do not go with --workers-at")
+    for role, least, most in (("prefill", args.prefill, args.max_prefill), ("decode", args.decode, args.max_decode)):
+        if most is not None and most < least:
+            raise InvalidOptionError(f"--max-{role} {most} is fewer than --{role} {least}")
     if not args.workers_at and (args.decode < 1 or args.prefill < 0):
         raise InvalidOptionError(
             f"a cluster has 1 decode worker or more, got --prefill {args.prefill} --decode {args.decode}"
         )
 
 
-def _check_port(host: str, port: int) -> None:
-    """Before the workers load their models, not after."""
-    try:
-        socket.create_server((host, port)).close()
-    except OSError as error:
-        raise InvalidOptionError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
-
-
 def _on_ray(args: argparse.Namespace) -> "RayCluster":
     from paceline.cluster.app import RayCluster
 
     counts = {"prefill": args.prefill, "decode": args.decode}
-    args.num_threads = args.num_threads or _threads(args)
+    args.num_threads = _threads(args)
     engine = argparse.Namespace(**{key: value for key, value in vars(args).items() if key not in SERVER_ONLY})
     make_engine = functools.partial(serve.make_engine, engine)  # runs in the replicas
     gpus = 1.0 if args.device == "cuda" else 0.0
@@ -137,9 +152,11 @@ def _on_ray(args: argparse.Namespace) -> "RayCluster":
 
 
 def _threads(args: argparse.Namespace) -> int:
-    """Of each worker, where several share this machine."""
+    """Of each worker: several share this machine."""
+    if args.num_threads is not None:
+        return int(args.num_threads)
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, cores // int(args.prefill + args.decode))
+    return max(1, cores // int((args.max_prefill or args.prefill) + (args.max_decode or args.decode)))
 
 
 def _local(args: argparse.Namespace) -> "LocalWorkers":
@@ -174,80 +191,3 @@ def _engine_options(args: argparse.Namespace) -> list[str]:
             values = value if isinstance(value, list) else [value]
             words += [action.option_strings[0], *(one if isinstance(one, str) else json.dumps(one) for one in values)]
     return words
-
-
-def run_worker(args: argparse.Namespace) -> int:
-    from paceline.cluster.joining import ROLES
-    from paceline.cluster.worker_main import run_worker
-
-    if args.role not in ROLES:
-        raise InvalidOptionError(f"there is no role {args.role!r}: choose one of {', '.join(ROLES)}")
-    host, port = _address(args.listen)
-    llm = serve.make_engine(args)
-    name = args.worker_name or f"{args.role}@{args.listen}"
-    methods, events = serve.chosen_per_request(), args.kv_events[:2]
-    return asyncio.run(run_worker(llm, methods, args.role, name, host, port, args.end_with_stdin, events))
-
-
-def run_status(args: argparse.Namespace) -> int:
-    from paceline.cli.lab import format_table
-
-    state = _running(_state_path(args.port))
-    if state is None:
-        print(f"no cluster runs at port {args.port}")
-        return 1
-    rows = asyncio.run(_rows([(host, port) for host, port in state["workers"]]))
-    print(f"http://127.0.0.1:{state['port']}  process {state['pid']}\n")
-    print(format_table(rows))
-    return 0
-
-
-async def _rows(addresses: "list[Address]") -> list[dict[str, Any]]:
-    from paceline.cluster.status import ask, worker_row
-    from paceline.cluster.transport import ChannelClosedError, UnreachableError
-
-    rows = []
-    for host, port in addresses:
-        try:
-            rows.append(worker_row(await ask(host, port)))
-        except (UnreachableError, ChannelClosedError):
-            rows.append({"worker": f"{host}:{port}", "role": "not reachable"})
-    return sorted(rows, key=len, reverse=True)
-
-
-def run_down(args: argparse.Namespace) -> int:
-    path = _state_path(args.port)
-    state = _running(path)
-    if state is None:
-        print(f"no cluster runs at port {args.port}")
-        return 1
-    os.kill(state["pid"], signal.SIGTERM)
-    end_s = time.monotonic() + DOWN_TIMEOUT_S
-    while _running(path) is not None:
-        if time.monotonic() > end_s:
-            print(f"process {state['pid']} has not ended: its streams may still drain", file=sys.stderr)
-            return 1
-        time.sleep(0.1)
-    return 0
-
-
-def _state_path(port: int) -> Path:
-    return Path(tempfile.gettempdir()) / f"paceline-cluster-{os.getuid()}-{port}.json"
-
-
-def _running(path: Path) -> dict[str, Any] | None:
-    """What the file says, where its process lives and it is ours."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        if path.stat().st_uid != os.getuid():
-            return None
-        state: dict[str, Any] = json.loads(path.read_text())
-        os.kill(state["pid"], 0)
-        return state
-    return None
-
-
-def _address(text: str) -> "Address":
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise InvalidOptionError(f"an address is HOST:PORT, got {text!r}")
-    return host, int(port)

@@ -34,11 +34,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", action="store_true", help="also where the time goes: stages of a product, steps of a pass"
     )
+    parser.add_argument(
+        "--contexts", type=int, nargs="+", metavar="TOKENS", help="also plain decoding after so many tokens each"
+    )
+    parser.add_argument(
+        "--threads", action="store_true", help="also decoding by how threads wait, alone and beside a busy process"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
-    from paceline.cli import doctor_profile
+    from paceline.cli import doctor_contexts, doctor_profile, doctor_threads
     from paceline.errors import InvalidOptionError
 
     if args.context < 1 or args.repeats < 1:
@@ -56,12 +62,21 @@ def run(args: argparse.Namespace) -> int:
     if args.profile and report["kernels"]["native"]:
         found = [] if args.no_model else doctor_profile.steps(model, args.context, args.repeats)
         report["profile"] = {"products": doctor_profile.products(), "steps": found}
+    if args.contexts and not args.no_model:
+        bandwidth = report["kernels"].get("bandwidth")
+        report["contexts"] = doctor_contexts.by_context(model, bandwidth, args.contexts, args.repeats)
+    if args.threads and not args.no_model:
+        report["threads"] = doctor_threads.waiting(model, args.context, args.repeats)
     if args.json:
         print(json.dumps(report))
     else:
         _print(report)
         if "profile" in report:
             doctor_profile.show(report["profile"])
+        if "contexts" in report:
+            doctor_contexts.show(report["contexts"])
+        if report.get("threads"):
+            doctor_threads.show(report["threads"])
     return 0
 
 
@@ -107,6 +122,7 @@ def kernels(num_threads: int | None) -> dict[str, Any]:
     return {
         "native": True,
         "instruction_set": native.instruction_set(),
+        "usable_instruction_sets": native.usable_instruction_sets(),
         "num_threads": threads,
         "bandwidth_one_thread": native.measure_bandwidth(1),  # bytes per second
         "bandwidth": native.measure_bandwidth(threads),
@@ -115,22 +131,20 @@ def kernels(num_threads: int | None) -> dict[str, Any]:
 
 def pass_costs(model: "LoadedModel", kernels: dict[str, Any], context: int, repeats: int) -> dict[str, Any]:
     """The measured time of passes of different widths, and the limit that memory sets."""
-    import torch
-
+    from paceline.core.kv_tensor import allocate_kv
     from paceline.models.native import NativeDecoder
 
     config, decoder = model.config, model.decoder
     num_blocks = -(-(context + max(ROWS)) // BLOCK_SIZE)
     slots = num_blocks * BLOCK_SIZE
-    shape = (config.num_layers, 2, slots, config.num_kv_heads, config.head_dim)
-    cache = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+    cache = allocate_kv(config, slots, decoder.dtype, decoder.device).zero_()
     batches = {rows: chain_pass(rows, context, num_blocks, config.vocab_size) for rows in ROWS}
     times: dict[int, list[float]] = {rows: [] for rows in ROWS}
     for batch in batches.values():
-        _time_pass(decoder, batch, cache)  # warm up
+        time_pass(decoder, batch, cache)  # warm up
     for _ in range(repeats):  # widths take turns, so that a slow moment hits all of them
         for rows, batch in batches.items():
-            times[rows].append(_time_pass(decoder, batch, cache))
+            times[rows].append(time_pass(decoder, batch, cache))
     weight_bytes = decoder.weight_bytes if isinstance(decoder, NativeDecoder) else None
     limit = weight_bytes / kernels["bandwidth"] if weight_bytes else None
     one = statistics.median(times[1])
@@ -154,7 +168,7 @@ def pass_costs(model: "LoadedModel", kernels: dict[str, Any], context: int, repe
     }
 
 
-def _time_pass(decoder: Any, batch: "ForwardBatch", cache: "Tensor") -> float:
+def time_pass(decoder: Any, batch: "ForwardBatch", cache: "Tensor") -> float:
     import torch
 
     started = time.perf_counter()
@@ -194,7 +208,9 @@ def _print(report: dict[str, Any]) -> None:
         console.print(f"[yellow]kernels   torch's: {kernels['reason']}[/]")
     else:
         gb = kernels["bandwidth"] / 1e9
+        others = [name for name in kernels["usable_instruction_sets"] if name != kernels["instruction_set"]]
         console.print(f"kernels   native, {kernels['instruction_set']}, {kernels['num_threads']} threads")
+        console.print(f"          also here: {', '.join(others)}" if others else "", highlight=False)
         console.print(f"memory    {gb:.1f} GB/s read, {kernels['bandwidth_one_thread'] / 1e9:.1f} by one thread")
     model = report.get("model")
     if model is None:

@@ -30,6 +30,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--kernels", default="auto", choices=["auto", "native", "torch"], help="on a CPU")
     group.add_argument(
+        "--kv-cache-dtype",
+        default="auto",
+        choices=["auto", "int8"],
+        help="int8: keys and values in half the memory of float16, on the native CPU kernels (default: %(default)s)",
+    )
+    group.add_argument(
         "--batch-invariant",
         action=argparse.BooleanOptionalAction,
         default=None,
@@ -77,7 +83,7 @@ def speculative_config(args: argparse.Namespace) -> dict[str, Any] | None:
 
 
 def model_options(args: argparse.Namespace) -> dict[str, Any]:
-    names = ("dtype", "device", "kernels", "batch_invariant", "num_threads", "max_model_len")
+    names = ("dtype", "device", "kernels", "kv_cache_dtype", "batch_invariant", "num_threads", "max_model_len")
     quantization = None if args.quantization == "none" else args.quantization
     return {name: getattr(args, name) for name in names} | {"quantization": quantization}
 

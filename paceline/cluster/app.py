@@ -7,14 +7,17 @@ lately. So one frame per engine step carries the tokens of all its requests, as 
 
 import asyncio
 import logging
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paceline.cluster.engine_seam import EngineSeam
+from paceline.cluster.event_loop import run
+from paceline.cluster.local import WorkerStartError
 from paceline.cluster.worker import Worker
-from paceline.errors import MissingExtraError
+from paceline.errors import InvalidOptionError, MissingExtraError
 from paceline.llm import AsyncLLM
 
 logger = logging.getLogger("paceline.cluster")
@@ -23,6 +26,7 @@ REGISTRY = "paceline-workers"
 TELL_EVERY_S = 1.0
 FORGET_AFTER_S = 6.0  # of silence: a replica that was killed is unreachable long before
 START_TIMEOUT_S = 300.0
+REACH_TIMEOUT_S = 5.0
 
 
 def _ray() -> Any:
@@ -32,6 +36,17 @@ def _ray() -> Any:
     except ImportError as error:
         raise MissingExtraError("a cluster on Ray", "ray[serve]", "cluster") from error
     return ray
+
+
+def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes. `auto` and `local` are names and not places."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=REACH_TIMEOUT_S).close()
+    except OSError as error:
+        raise InvalidOptionError(f"no Ray cluster answers at {address!r}: {error.strerror or error}") from error
 
 
 class Registry:
@@ -69,7 +84,7 @@ class WorkerReplica:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            run(self._serve())
         except BaseException as error:
             self._failure = error
             logger.exception("the worker %s ended", self._name)
@@ -118,11 +133,21 @@ class RayCluster:
         self._make_engine, self._methods, self._num_replicas = make_engine, methods, num_replicas
         self._address, self._resources = address, {"num_cpus": cpus, "num_gpus": gpus}
         self._registry: Any = None
+        self._roles: set[str] = set()  # that were started
 
     def start(self) -> None:
         """Returns when all workers are ready."""
         ray = _ray()
-        ray.init(address=self._address, namespace=NAMESPACE, include_dashboard=False, log_to_driver=False)
+        options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False}
+        if self._address is None:
+            ray.init(include_dashboard=False, **options)
+        else:
+            _check_reachable(self._address)
+            try:
+                ray.init(address=self._address, **options)
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                reason = str(error).splitlines()[0]
+                raise InvalidOptionError(f"no Ray cluster answers at {self._address!r}: {reason}") from error
         self._registry = ray.remote(Registry).options(name=REGISTRY, get_if_exists=True, num_cpus=0).remote()
         ray.serve.start(http_options={"location": "NoServer"})  # the server in front is ours
         for role, count in self._num_replicas.items():
@@ -130,11 +155,18 @@ class RayCluster:
                 self.scale(role, count)
         wanted = sum(self._num_replicas.values())
         end_s = time.monotonic() + START_TIMEOUT_S
-        while len(self.addresses()) < wanted and time.monotonic() < end_s:
+        while (found := len(self.addresses())) < wanted:
+            if time.monotonic() > end_s:
+                self.end()
+                each = ", ".join(f"{count:g} {name}" for name, count in self._resources.items() if count)
+                raise WorkerStartError(
+                    f"{found} of {wanted} workers came in {START_TIMEOUT_S:g} s: has Ray room for them ({each} each)?"
+                )
             time.sleep(0.1)
 
     def scale(self, role: str, count: int) -> None:
         """So many workers of a role from now on."""
+        self._roles.add(role)
         serve = _ray().serve
         deployment = serve.deployment(WorkerReplica).options(
             name=role, num_replicas=count, ray_actor_options=self._resources, health_check_period_s=2
@@ -150,10 +182,12 @@ class RayCluster:
     def end(self) -> None:
         """Ends the workers; a Ray cluster that was there before stays."""
         ray = _ray()
-        for role, count in self._num_replicas.items():
-            if count:
-                ray.serve.delete(f"paceline-{role}")
-        ray.kill(self._registry)
+        if not ray.is_initialized():
+            return  # it could not be started
+        for role in self._roles:
+            ray.serve.delete(f"paceline-{role}")
+        if self._registry is not None:
+            ray.kill(self._registry)
         if self._address is None:
             ray.serve.shutdown()
         ray.shutdown()

@@ -6,13 +6,17 @@ server has to know before that was asked of the workers when the backend was mad
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import Any
 
+from paceline.cluster.autoscale import Autoscaler, Limits
 from paceline.cluster.choosers import make_chooser
 from paceline.cluster.ingress import Ingress, IngressConfig
 from paceline.cluster.joining import why_not
+from paceline.cluster.page_figures import page_figures
 from paceline.cluster.policy import make_policy
 from paceline.cluster.prefill_time import PrefillTime
 from paceline.cluster.prompt_keys import PromptKeys
@@ -29,6 +33,16 @@ from paceline.lab.pass_cost import PassCost
 logger = logging.getLogger("paceline.cluster")
 Address = tuple[str, int]
 DISCOVER_EVERY_S = 1.0
+SCALE_EVERY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """Who changes the number of workers, and within which limits."""
+
+    scale: Callable[[str, int], None]  # (role, number of workers from now on); may block
+    counts: Mapping[str, int]  # role -> workers at the start
+    limits: Mapping[str, Limits]
 
 
 class ClusterBackend:
@@ -41,6 +55,7 @@ class ClusterBackend:
         spec: WorkerSpec | None = None,  # what a worker's passes cost; None: as the first worker measured
         config: IngressConfig | None = None,
         discover: Callable[[], Sequence[Address]] | None = None,  # the workers that there are now; may block
+        scaling: Scaling | None = None,
     ) -> None:
         infos = asyncio.run(_ask_all(addresses))
         info = next((one for one in infos if one["role"] != "prefill"), None)
@@ -63,7 +78,8 @@ class ClusterBackend:
         make_policy(policy, self._time, self._time)
         self._ingress: Ingress | None = None
         self._discover = discover
-        self._discovering: asyncio.Task[None] | None = None
+        self._scaling = scaling
+        self._tasks: list[asyncio.Task[None]] = []
         self._is_closed = False
 
     def _routers(self) -> tuple[Router, Router]:
@@ -72,7 +88,8 @@ class ClusterBackend:
             make_chooser(self._router, self._time), size
         )
 
-    def _started(self) -> Ingress:
+    def start(self) -> Ingress:
+        """Connects to the workers, in the event loop that runs; the first request does it by itself."""
         if self._ingress is None:
             decode, prefill = self._routers()
             self._ingress = Ingress(
@@ -87,8 +104,18 @@ class ClusterBackend:
             )
             self._ingress.start()
             if self._discover is not None:
-                self._discovering = asyncio.create_task(self._keep_discovering(self._ingress, self._discover))
+                self._tasks.append(asyncio.create_task(self._keep_discovering(self._ingress, self._discover)))
+            if self._scaling is not None:
+                self._tasks.append(asyncio.create_task(self._keep_scaling(self._ingress, self._scaling)))
         return self._ingress
+
+    async def stop(self) -> None:
+        """Ends the connections, in the event loop that they were made in."""
+        for task in self._tasks:
+            task.cancel()
+        if self._ingress is not None:
+            await self._ingress.close()
+        self._ingress, self._tasks = None, []
 
     async def _keep_discovering(self, ingress: Ingress, discover: Callable[[], Sequence[Address]]) -> None:
         while True:
@@ -98,12 +125,28 @@ class ClusterBackend:
             except Exception:  # whoever is asked may be away for a while
                 logger.warning("the list of workers cannot be had", exc_info=True)
 
+    async def _keep_scaling(self, ingress: Ingress, scaling: Scaling) -> None:
+        autoscaler, counts = Autoscaler(self._time.spec, scaling.limits), dict(scaling.counts)
+        while True:
+            await asyncio.sleep(SCALE_EVERY_S)
+            for role, count in autoscaler.wanted(ingress.traffic, time.monotonic()).items():
+                if count == counts[role]:
+                    continue
+                logger.info(
+                    "%d %s workers instead of %d, for the traffic of the last minute", count, role, counts[role]
+                )
+                try:
+                    await asyncio.to_thread(scaling.scale, role, count)
+                    counts[role] = count
+                except Exception:  # there may be no room for more; it is tried again
+                    logger.warning("the number of %s workers cannot be changed", role, exc_info=True)
+
     async def generate(
         self, token_ids: Sequence[int], params: SamplingParams, request_id: str, cache_salt: str
     ) -> AsyncIterator[RequestOutput]:
         if self._is_closed:
             raise EngineDeadError("the cluster was shut down")
-        ingress = self._started()
+        ingress = self.start()
         await ingress.tried()
         outputs = ingress.generate(token_ids, params, request_id, cache_salt)
         async with aclosing(outputs):  # type: ignore[type-var]
@@ -133,6 +176,9 @@ class ClusterBackend:
             if link.hello.get("role") != "prefill":
                 total = _added(total, link.figures.get("speculation", {}))
         return total
+
+    def cluster(self) -> dict[str, Any] | None:
+        return None if self._ingress is None else page_figures(self._ingress)
 
     def watch(self, observer: StepObserver) -> None:
         """Steps happen in the workers, and are not told: the page shows no trees and no time saved."""

@@ -7,17 +7,20 @@ that thread too; they are put together and handed to the worker's event loop onc
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from paceline.cluster.events import AllBlocksCleared, BlockRemoved, BlockStored, Event
 from paceline.cluster.index import routing_key
 from paceline.core.outputs import RequestOutput, RequestOutputKind
 from paceline.core.sampling_params import SamplingParams
 from paceline.errors import InvalidRequestError
+from paceline.kv.exchange import KVExchange, Lease, Ticket
 from paceline.kv.fingerprint import Fingerprint
+from paceline.kv.hashes import BlockHash, BlockKey, block_keys, root_hash
 from paceline.llm import AsyncLLM
 from paceline.serve.generate.over_async_llm import OverAsyncLLM
 
+Result = TypeVar("Result")
 MEASURED_ROWS = (1, 16, 64, 256)
 ROUNDS = 3
 
@@ -30,7 +33,7 @@ class EngineSeam:
         self._served = OverAsyncLLM(llm, methods)
         self._served.watch(lambda step: None)  # it keeps the counts of drafts up to date
         self._fingerprint, self._pass_cost = fingerprint, pass_cost
-        self._events: _Events | None = None
+        self._block_size = int(self._served.cache_config["block_size"])
 
     @staticmethod
     async def make(
@@ -52,7 +55,7 @@ class EngineSeam:
             "method": served.method_of(SamplingParams()),
             "default_sampling": dict(served.default_sampling),
             "cache_config": dict(served.cache_config),
-            "block_size": int(served.cache_config["block_size"]),
+            "block_size": self._block_size,
             "fingerprint": self._fingerprint.to_dict(),
             "digest": self._fingerprint.digest.hex(),
             "pass_cost": {str(rows): seconds for rows, seconds in self._pass_cost.items()},
@@ -82,61 +85,70 @@ class EngineSeam:
         self._llm.check_integrity()
 
     def listen(self, listener: Callable[[Sequence[Event]], None]) -> None:
-        events = self._events = _Events(asyncio.get_running_loop(), listener)
+        events = _Events(asyncio.get_running_loop(), listener)
 
-        def begin(core: Any) -> None:
-            for key in core.exchange.snapshot():
-                events.stored(key, core.exchange.block_size)
-            core.exchange.listen(events)
+        def begin(exchange: KVExchange) -> None:
+            for key in exchange.snapshot():
+                events.stored(key, exchange.block_size)
+            exchange.listen(events)
 
-        self._beginning = asyncio.ensure_future(self._call(begin))
+        self._beginning = asyncio.ensure_future(self._exchange(begin))
 
-    async def _call(self, work: Callable[[Any], Any]) -> Any:
-        return await self._llm.call_engine(work)
+    async def _exchange(self, work: Callable[[KVExchange], Result]) -> Result:
+        """In the engine's thread, between two steps."""
+        return await self._llm.call_engine(lambda core: work(core.exchange))
 
-    async def keys(self, token_ids: Sequence[int], cache_salt: str) -> Sequence[Any]:
-        found: Sequence[Any] = await self._call(lambda core: core.exchange.usable(token_ids, cache_salt))
-        return found
+    def keys(self, token_ids: Sequence[int], cache_salt: str) -> Sequence[BlockKey]:
+        """As `KVExchange.usable` gives them, without a wait for the engine."""
+        root = root_hash(cache_salt, self._fingerprint.digest)
+        return block_keys(token_ids[:-1], self._block_size, root)
 
     # Blocks out
 
-    async def pin(self, hashes: Sequence[bytes]) -> Any:
-        return await self._call(lambda core: core.exchange.pin(hashes))
+    async def pin(self, hashes: Sequence[BlockHash], num_read: int) -> tuple[Lease, list[bytes]]:
+        def work(exchange: KVExchange) -> tuple[Lease, list[bytes]]:
+            lease = exchange.pin(hashes)
+            return lease, [exchange.read(lease, i) for i in range(min(num_read, len(lease.hashes)))]
 
-    def num_pinned(self, lease: Any) -> int:
+        return await self._exchange(work)
+
+    def num_pinned(self, lease: Lease) -> int:
         return len(lease.hashes)
 
-    async def read(self, lease: Any, blocks: Sequence[int]) -> list[bytes] | None:
-        def work(core: Any) -> list[bytes] | None:
-            if not core.exchange.renew(lease):
+    async def read(self, lease: Lease, blocks: Sequence[int]) -> list[bytes] | None:
+        def work(exchange: KVExchange) -> list[bytes] | None:
+            if not exchange.renew(lease):
                 return None
-            return [core.exchange.read(lease, i) for i in blocks]
+            return [exchange.read(lease, i) for i in blocks]
 
         try:
-            found: list[bytes] | None = await self._call(work)
+            return await self._exchange(work)
         except InvalidRequestError:  # the lease has ended
             return None
-        return found
 
-    async def release(self, lease: Any) -> None:
-        await self._call(lambda core: core.exchange.release(lease))
+    async def release(self, lease: Lease) -> None:
+        await self._exchange(lambda exchange: exchange.release(lease))
 
     # Blocks in
 
-    async def reserve(self, keys: Sequence[Any]) -> Any:
-        return await self._call(lambda core: core.exchange.reserve(keys))
+    async def reserve(self, keys: Sequence[BlockKey]) -> Ticket:
+        return await self._exchange(lambda exchange: exchange.reserve(keys))
 
-    def missing(self, ticket: Any) -> Sequence[int]:
-        found: Sequence[int] = ticket.missing
-        return found
+    def missing(self, ticket: Ticket) -> Sequence[int]:
+        return ticket.missing
 
-    async def write(self, ticket: Any, blocks: Sequence[tuple[int, bytes]]) -> list[bool]:
-        found: list[bool] = await self._call(lambda core: [core.exchange.write(ticket, i, data) for i, data in blocks])
-        return found
+    async def write(self, ticket: Ticket, blocks: Sequence[tuple[int, bytes]]) -> list[bool]:
+        return await self._exchange(lambda exchange: [exchange.write(ticket, i, data) for i, data in blocks])
 
-    async def commit(self, ticket: Any, verified: Sequence[int]) -> int:
-        found: int = await self._call(lambda core: core.exchange.commit(ticket, verified))
-        return found
+    async def commit(
+        self, ticket: Ticket, verified: Sequence[int], last: Sequence[tuple[int, bytes]]
+    ) -> tuple[list[bool], int]:
+        def work(exchange: KVExchange) -> tuple[list[bool], int]:
+            written = [exchange.write(ticket, i, data) for i, data in last]
+            good = [i for (i, _), is_good in zip(last, written, strict=True) if is_good]
+            return written, exchange.commit(ticket, [*verified, *good])
+
+        return await self._exchange(work)
 
 
 class _Events:
@@ -145,14 +157,14 @@ class _Events:
     def __init__(self, loop: asyncio.AbstractEventLoop, listener: Callable[[Sequence[Event]], None]) -> None:
         self._loop, self._listener = loop, listener
         self._events: list[Event] = []
-        self._known: set[bytes] = set()
+        self._known: set[BlockHash] = set()
 
-    def stored(self, key: Any, block_size: int) -> None:
+    def stored(self, key: BlockKey, block_size: int) -> None:
         parent = routing_key(key.parent) if key.parent in self._known else None  # the root is not a block
         self._known.add(key.hash)
         self._add(BlockStored((routing_key(key.hash),), parent, key.token_ids, block_size))
 
-    def removed(self, block_hash: bytes) -> None:
+    def removed(self, block_hash: BlockHash) -> None:
         self._known.discard(block_hash)
         self._add(BlockRemoved((routing_key(block_hash),)))
 

@@ -13,7 +13,7 @@ come damaged, twice, in any order, or not at all.
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from paceline.cluster.transport import Channel, ChannelClosedError
 from paceline.cluster.wire import Frame, Kind, ProtocolError
@@ -21,31 +21,51 @@ from paceline.cluster.wire import Frame, Kind, ProtocolError
 # Blocks that are read or written between two engine steps: a choice. Half: twice as many waits for a step's end. Twice:
 # a step may wait 10 ms for their bytes (16 blocks of 0.4 MB are copied in 2 to 5).
 BATCH = 16
+# A prefill worker has no streams that wait for their tokens, but passes of a tenth of a second: fewer, larger reads.
+PREFILL_BATCH = 64
 IDLE_TIMEOUT_S = 2.0  # without a frame: what has come is taken. A block takes 1 ms on the slowest link we know
 
 
-class BlockHolder(Protocol):
+class Key(Protocol):
+    """What names a block."""
+
+    @property
+    def hash(self) -> bytes: ...
+
+
+# What an engine gives out and gets back: nobody here looks inside.
+LeaseT = TypeVar("LeaseT")
+TicketT = TypeVar("TicketT")
+KeyT = TypeVar("KeyT", bound=Key)
+KeyIn = TypeVar("KeyIn", bound=Key, contravariant=True)
+
+
+class BlockHolder(Protocol[LeaseT]):
     """The sender's engine."""
 
-    async def pin(self, hashes: Sequence[bytes]) -> Any: ...  # a lease on the leading ones that are there
+    async def pin(self, hashes: Sequence[bytes], num_read: int) -> tuple[LeaseT, list[bytes]]: ...
 
-    def num_pinned(self, lease: Any) -> int: ...
+    # on the leading ones that are there, with the bytes of the first so many: each call may wait for a pass to end
 
-    async def read(self, lease: Any, blocks: Sequence[int]) -> list[bytes] | None: ...  # None: the lease expired
+    def num_pinned(self, lease: LeaseT) -> int: ...
 
-    async def release(self, lease: Any) -> None: ...
+    async def read(self, lease: LeaseT, blocks: Sequence[int]) -> list[bytes] | None: ...  # None: the lease expired
+
+    async def release(self, lease: LeaseT) -> None: ...
 
 
-class BlockTaker(Protocol):
-    """The receiver's engine. A key has at least a `hash`."""
+class BlockTaker(Protocol[KeyIn, TicketT]):
+    """The receiver's engine."""
 
-    async def reserve(self, keys: Sequence[Any]) -> Any: ...  # a ticket
+    async def reserve(self, keys: Sequence[KeyIn]) -> TicketT: ...
 
-    def missing(self, ticket: Any) -> Sequence[int]: ...  # indices of keys whose bytes must come
+    def missing(self, ticket: TicketT) -> Sequence[int]: ...  # indices of keys whose bytes must come
 
-    async def write(self, ticket: Any, blocks: Sequence[tuple[int, bytes]]) -> list[bool]: ...
+    async def write(self, ticket: TicketT, blocks: Sequence[tuple[int, bytes]]) -> list[bool]: ...
 
-    async def commit(self, ticket: Any, verified: Sequence[int]) -> int: ...  # leading blocks that are there now
+    async def commit(
+        self, ticket: TicketT, verified: Sequence[int], last: Sequence[tuple[int, bytes]]
+    ) -> tuple[list[bool], int]: ...  # writes the last ones too; which of them were good, leading blocks there now
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +77,19 @@ class Fetched:
     reason: str  # complete, timeout, closed: ...
 
 
-async def serve_fetch(channel: Channel, frame: Frame, holder: BlockHolder) -> int:
+async def serve_fetch(channel: Channel, frame: Frame, holder: BlockHolder[LeaseT], batch: int = BATCH) -> int:
     """Answer one FETCH; returns the number of blocks sent."""
     hashes = [bytes.fromhex(text) for text in frame.meta["hashes"]]
-    lease = await holder.pin(hashes)
+    data: list[bytes] | None
+    lease, data = await holder.pin(hashes, batch)
     num_sent, count = 0, holder.num_pinned(lease)
     try:
-        for start in range(0, count, BATCH):
-            blocks = range(start, min(start + BATCH, count))
-            data = await holder.read(lease, blocks)
-            if data is None:
-                break
-            for i, content in zip(blocks, data, strict=True):
-                await channel.send(Frame(Kind.BLOCK, {"hash": hashes[i].hex()}, content))
+        while data:
+            for content in data:
+                await channel.send(Frame(Kind.BLOCK, {"hash": hashes[num_sent].hex()}, content))
                 num_sent += 1
+            more = range(num_sent, min(num_sent + batch, count))
+            data = await holder.read(lease, more) if more else None
         await channel.send(Frame(Kind.END, {"num_blocks": num_sent}))
     finally:
         await holder.release(lease)
@@ -78,7 +97,7 @@ async def serve_fetch(channel: Channel, frame: Frame, holder: BlockHolder) -> in
 
 
 async def fetch_blocks(
-    channel: Channel, keys: Sequence[Any], taker: BlockTaker, idle_timeout_s: float = IDLE_TIMEOUT_S
+    channel: Channel, keys: Sequence[KeyT], taker: BlockTaker[KeyT, TicketT], idle_timeout_s: float = IDLE_TIMEOUT_S
 ) -> Fetched:
     """Get the blocks of these keys, as far as they come; never raises for what the other side or the network did."""
     ticket = await taker.reserve(keys)
@@ -92,7 +111,6 @@ async def fetch_blocks(
                 async with asyncio.timeout(idle_timeout_s):
                     frame = await channel.receive()
                 await incoming.take(frame)
-            await incoming.flush()
     except TimeoutError:
         reason = "timeout"
     except (ChannelClosedError, ProtocolError) as error:
@@ -102,8 +120,8 @@ async def fetch_blocks(
     return Fetched(num_blocks, len(incoming.verified), incoming.num_damaged, incoming.num_bytes, reason)
 
 
-class _Incoming:
-    def __init__(self, taker: BlockTaker, ticket: Any, wanted: dict[bytes, int]) -> None:
+class _Incoming(Generic[TicketT]):
+    def __init__(self, taker: BlockTaker[Any, TicketT], ticket: TicketT, wanted: dict[bytes, int]) -> None:
         self._taker, self._ticket, self._wanted = taker, ticket, wanted
         self._batch: dict[int, bytes] = {}
         self._num_announced: int | None = None  # by END
@@ -133,19 +151,24 @@ class _Incoming:
         elif index is not None and index not in self.verified and index not in self._batch:
             self._batch[index] = frame.payload
             self.num_bytes += len(frame.payload)
-            if len(self._batch) >= BATCH:
-                await self.flush()
+            if len(self._batch) >= BATCH and not self.is_complete:
+                await self._flush()
 
-    async def flush(self) -> None:
+    async def _flush(self) -> None:
+        batch = self._taken()
+        self._note(batch, await self._taker.write(self._ticket, batch))
+
+    def _taken(self) -> list[tuple[int, bytes]]:
         batch, self._batch = list(self._batch.items()), {}
-        if batch:
-            written = await self._taker.write(self._ticket, batch)
-            for (index, _), is_good in zip(batch, written, strict=True):
-                if is_good:
-                    self.verified.add(index)
-                else:
-                    self.num_damaged += 1
+        return batch
+
+    def _note(self, batch: Sequence[tuple[int, bytes]], written: Sequence[bool]) -> None:
+        self.verified.update(index for (index, _), is_good in zip(batch, written, strict=True) if is_good)
+        self.num_damaged += len(batch) - sum(written)
 
     async def commit(self) -> int:
-        await self.flush()
-        return await self._taker.commit(self._ticket, sorted(self.verified))
+        """With what was not written yet: one wait for the engine less."""
+        batch = self._taken()
+        written, num_blocks = await self._taker.commit(self._ticket, sorted(self.verified), batch)
+        self._note(batch, written)
+        return num_blocks

@@ -8,18 +8,20 @@ The seed of a request is drawn here, so every attempt draws the same tokens. All
 """
 
 import asyncio
-import dataclasses
 import logging
 import secrets
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from paceline.cluster.autoscale import Traffic
 from paceline.cluster.delivery import Delivery, OutOfStepError
 from paceline.cluster.events import EventReader
 from paceline.cluster.joining import why_not
 from paceline.cluster.link import STOPPING, RefusedError, WorkerLink, WorkerLostError
 from paceline.cluster.messages import decode_error, decode_output, encode_params
+from paceline.cluster.open_request import OpenRequest, Recovery
 from paceline.cluster.placer import Placed, Placer
 from paceline.cluster.policy import Policy
 from paceline.cluster.router import Reservation, Router
@@ -29,6 +31,7 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.core.tokenizer import Tokenizer
 
 logger = logging.getLogger("paceline.cluster")
+NUM_RECOVERIES = 4096
 PromptKeys = Callable[[Sequence[int], str], list[int]]  # (token ids, salt) -> routing keys of the full blocks
 
 
@@ -36,17 +39,6 @@ PromptKeys = Callable[[Sequence[int], str], list[int]]  # (token ids, salt) -> r
 class IngressConfig:
     stall_timeout_s: float = 5.0  # a worker that says nothing for so long is lost
     no_worker_timeout_s: float = 60.0  # how long a request waits for a worker to come back; a new one takes about 10
-
-
-@dataclass(slots=True, eq=False)
-class _Open:
-    """A request on its way."""
-
-    delivery: Delivery
-    link: WorkerLink | None = None
-    items: list[dict[str, Any]] = field(default_factory=list)
-    lost: str | None = None  # why its worker was lost
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Ingress:
@@ -66,11 +58,13 @@ class Ingress:
         self._running: dict[tuple[str, int], tuple[WorkerLink, asyncio.Task[None]]] = {}
         timeout_s = self.config.no_worker_timeout_s
         self.placer = Placer(decode_router, prefill_router, policy, lambda name: self._by_id[name], timeout_s)
+        self.traffic = Traffic()
         self.num_resumed = 0
+        self.recoveries: deque[Recovery] = deque(maxlen=NUM_RECOVERIES)  # newest last
         self._prompt_keys, self._tokenizer = prompt_keys, tokenizer
         self._fingerprint = fingerprint
         self._by_id: dict[str, WorkerLink] = {}
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, OpenRequest] = {}
 
     @property
     def routers(self) -> tuple[Router, Router]:
@@ -154,6 +148,11 @@ class Ingress:
                     raise WorkerLostError(f"out of step in request {item['id']}: {error}") from error
             elif item["attempt"] != request.delivery.attempt:
                 continue
+            if "outputs" in item and (recovery := request.heard()) is not None:
+                self.recoveries.append(recovery)
+            if "fetched" in item and request.placed is not None:
+                request.placed.num_fetched_blocks = item["fetched"]
+                request.placed.reason += f"; transfer {item['why']}"
             request.items.append(item)
             request.changed.set()
 
@@ -168,10 +167,11 @@ class Ingress:
             params.seed = secrets.randbits(63)
         tokens = list(token_ids)
         base = {"id": request_id, "token_ids": tokens, "params": encode_params(params), "salt": cache_salt}
-        request = self._open[request_id] = _Open(Delivery(params.n))
+        request = self._open[request_id] = OpenRequest(Delivery(params.n), self.traffic.note(len(tokens)))
         keys, avoid = self._prompt_keys(tokens, cache_salt), list[str]()
         try:
             while True:
+                request.waited |= request.resumes_after is not None and not self.placer.decode.worker_ids
                 place = await self.placer.route(keys, len(tokens), avoid)
                 try:
                     await self._begin(request, place, base, keys, params)
@@ -181,37 +181,46 @@ class Ingress:
                             return
                 except WorkerLostError as error:
                     self.num_resumed += 1
+                    request.resumes_after = str(error)
                     avoid = [place.worker_id]
                     logger.info("request %s goes on elsewhere after %s: %s", request_id, place.worker_id, error)
                 finally:
                     place.close()
         finally:
             del self._open[request_id]
+            request.seen.num_output_tokens = sum(map(len, request.delivery.tokens))
             if request.link is not None:
                 request.link.abort(request_id, request.delivery.attempt)  # without effect where it has ended
 
     async def _begin(
-        self, request: _Open, place: Reservation, base: dict[str, Any], keys: Sequence[int], params: SamplingParams
+        self,
+        request: OpenRequest,
+        place: Reservation,
+        base: dict[str, Any],
+        keys: Sequence[int],
+        params: SamplingParams,
     ) -> None:
         link = self._by_id[place.worker_id]
         request.link, request.lost, request.items = link, None, []
         meta = base | {"attempt": request.delivery.next_attempt()}
         if (delivered := request.delivery.output_token_ids()) is not None:
             meta["output_token_ids"] = delivered
-        placed = Placed(
-            base["id"], place.worker_id, meta["attempt"], place.num_cached_blocks, None, "no prefill worker"
-        )
+        reason = "no prefill worker"
+        placed = Placed(base["id"], place.worker_id, meta["attempt"], place.num_cached_blocks, None, reason, keys)
+        request.placed = placed
         self.placer.placed.append(placed)
         if params.prompt_logprobs is None:
             holder = await self.placer.prefill_elsewhere(placed, place, base["token_ids"], base["salt"], keys)
             if holder is not None:
                 meta["fetch"] = [holder.host, holder.port]
+        request.seen.num_new_tokens = place.num_uncached_tokens
+        request.seen.is_remote = placed.prefill_worker_id is not None
         if request.lost is not None:
             raise WorkerLostError(request.lost)
         link.submit(meta)
 
     async def _read(
-        self, request: _Open, request_id: str, token_ids: list[int], place: Reservation
+        self, request: OpenRequest, request_id: str, token_ids: list[int], place: Reservation
     ) -> AsyncIterator[RequestOutput]:
         """What came since it was last asked, as one delta; raises WorkerLostError once all that came is read."""
         while True:
@@ -232,15 +241,3 @@ class Ingress:
             if not is_empty:
                 place.first_token()
                 yield merger.output()
-
-    def figures(self) -> list[dict[str, Any]]:
-        """One row per worker, for the status and the live page."""
-        rows = []
-        for link in self.links:
-            role = link.hello.get("role")
-            row = {"worker": link.worker_id, "role": role, "up": link.is_up, "why": link.last_loss or None}
-            if link.is_up:
-                router = self.placer.router_of(link)
-                row |= dataclasses.asdict(router.load(link.worker_id)) | {"blocks": router.num_held(link.worker_id)}
-            rows.append(row)
-        return rows

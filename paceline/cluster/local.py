@@ -5,13 +5,14 @@ input does: so none outlives the process that started it, however that ended.
 """
 
 import contextlib
+import itertools
 import json
 import logging
 import subprocess
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from paceline.errors import PacelineError
 
@@ -20,6 +21,7 @@ REFUSED = 3  # exit code of a worker that may not join: it is not started again
 POLL_S = 0.1
 END_TIMEOUT_S = 10.0
 LONGEST_PAUSE_S = 30.0  # before one that keeps dying is started again
+SOUND_S = 20.0  # one that lived for so long did not die of its start: the next one comes at once
 
 
 class WorkerStartError(PacelineError):
@@ -33,8 +35,10 @@ class LocalWorker:
     command: Sequence[str]  # `paceline cluster worker ...`, or what understands the same options
     port: int = 0
     process: "subprocess.Popen[str] | None" = None
-    num_starts: int = 0
-    begin_s: float = field(default=0.0)
+    begin_s: float = 0.0
+    due_s: float | None = None  # when it is started again, once it was seen to have ended
+    num_quick_ends: int = 0  # in a row
+    is_leaving: bool = False  # it drains, and does not come back
 
     def start(self) -> None:
         own = ["--worker-name", self.name, "--role", self.role, "--listen", f"127.0.0.1:{self.port}"]
@@ -46,7 +50,7 @@ class LocalWorker:
             text=True,
             start_new_session=True,  # Ctrl-C is for the parent, which ends its workers
         )
-        self.num_starts, self.begin_s = self.num_starts + 1, time.monotonic()
+        self.begin_s, self.due_s = time.monotonic(), None
 
     def wait_ready(self) -> None:
         assert self.process is not None and self.process.stdout is not None
@@ -54,6 +58,12 @@ class LocalWorker:
         if not line:
             raise WorkerStartError(f"worker {self.name} ended with code {self.process.wait()} before it was ready")
         self.port = json.loads(line)["port"]
+
+    def plan_restart(self, now_s: float) -> None:
+        """At once where it lived for a while; one that keeps dying waits twice as long each time."""
+        self.num_quick_ends = self.num_quick_ends + 1 if now_s - self.begin_s < SOUND_S else 0
+        pause_s = min(LONGEST_PAUSE_S, 2.0 ** (self.num_quick_ends - 2)) if self.num_quick_ends > 1 else 0.0
+        self.due_s = now_s + pause_s
 
     def end(self) -> None:
         process = self.process
@@ -73,6 +83,7 @@ class LocalWorker:
 class LocalWorkers:
     def __init__(self, workers: Sequence[LocalWorker]) -> None:
         self.workers = list(workers)
+        self._numbers = itertools.count(len(self.workers))  # for names that nobody has had
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="paceline-workers", daemon=True)
 
@@ -89,7 +100,20 @@ class LocalWorkers:
         self._thread.start()
 
     def addresses(self) -> list[tuple[str, int]]:
-        return [("127.0.0.1", worker.port) for worker in self.workers]
+        return [("127.0.0.1", worker.port) for worker in list(self.workers)]
+
+    def scale(self, role: str, count: int) -> None:
+        """So many workers of a role from now on. New ones are ready when this returns; those that go drain first."""
+        live = [worker for worker in list(self.workers) if worker.role == role and not worker.is_leaving]
+        for worker in live[count:]:
+            worker.is_leaving = True
+            if worker.process is not None:
+                worker.process.terminate()
+        for _ in range(count - len(live)):
+            new = LocalWorker(f"{role}-{next(self._numbers)}", role, self.workers[0].command)
+            new.start()
+            new.wait_ready()
+            self.workers.append(new)
 
     def end(self) -> None:
         self._stopping.set()
@@ -103,13 +127,20 @@ class LocalWorkers:
 
     def _watch(self) -> None:
         while not self._stopping.wait(POLL_S):
-            for worker in self.workers:
-                process = worker.process
-                if process is None or process.poll() is None or process.returncode == REFUSED:
-                    continue
-                pause_s = min(LONGEST_PAUSE_S, 2.0 ** (worker.num_starts - 1)) - (time.monotonic() - worker.begin_s)
-                if pause_s > 0 and worker.num_starts > 1:
-                    continue
-                logger.warning("worker %s ended with code %s: it is started again", worker.name, process.returncode)
-                worker.end()
-                worker.start()  # at the port it had: the server connects to it again by itself
+            for worker in list(self.workers):
+                self._look_at(worker, time.monotonic())
+
+    def _look_at(self, worker: LocalWorker, now_s: float) -> None:
+        process = worker.process
+        if process is None or process.poll() is None or process.returncode == REFUSED:
+            return
+        if worker.is_leaving:
+            worker.end()
+            self.workers.remove(worker)
+            return
+        if worker.due_s is None:
+            worker.plan_restart(now_s)
+        if worker.due_s is not None and now_s >= worker.due_s:
+            logger.warning("worker %s ended with code %s: it is started again", worker.name, process.returncode)
+            worker.end()
+            worker.start()  # at the port it had: the server connects to it again by itself

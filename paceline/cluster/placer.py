@@ -23,6 +23,8 @@ class Placed:
     num_cached_blocks: int
     prefill_worker_id: str | None
     reason: str
+    keys: Sequence[int] = ()  # of its prompt's blocks
+    num_fetched_blocks: int | None = None  # that its worker had after the transfer; None: there was none
     at_s: float = field(default_factory=time.time)
 
 

@@ -51,12 +51,11 @@ class PrefillTime:
         most, limit_s = self.spec.max_num_batched_tokens, self.spec.max_token_delay_s
         if limit_s is None:
             return most
-        added_s = self._pass_s[decode_rows + 1 : decode_rows + most + 1]
-        if decode_rows:
-            added_s = added_s - self._pass_s[decode_rows]
-        else:
-            limit_s *= SOLO_DELAYS
-        return min(most, max(LEAST_ROWS, int(np.searchsorted(added_s, limit_s, side="right"))))
+        rows = np.arange(1, most + 1)
+        # The engine's price of a row is a pass's time shared out among all its rows (engine/row_cost.py).
+        price_s = rows * self._pass_s[decode_rows + rows] / (decode_rows + rows)
+        within = price_s <= (limit_s if decode_rows else limit_s * SOLO_DELAYS)
+        return min(most, max(LEAST_ROWS, int(within.sum() if within.all() else np.argmin(within))))
 
     def chunk_rows(self, num_running: int) -> int:
         return self._rows_list[min(num_running, self.spec.max_num_seqs)]

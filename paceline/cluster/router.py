@@ -35,7 +35,8 @@ class Reservation:
     worker_id: str
     num_cached_blocks: int  # of its prompt, by the index: a hint
     slot: int
-    num_new_tokens: int
+    num_new_tokens: int  # to be computed here
+    num_uncached_tokens: int  # to be computed here or elsewhere
     num_blocks: int
     join: int  # which joining of a worker it belongs to
     _router: "Router"
@@ -140,7 +141,7 @@ class Router:
         self._loads.num_queued[slot] += 1
         self._loads.queued_tokens[slot] += new
         self._loads.active_blocks[slot] += num_blocks
-        return Reservation(self._ids[slot], num_cached, slot, new, num_blocks, self._joins[slot], self)
+        return Reservation(self._ids[slot], num_cached, slot, new, new, num_blocks, self._joins[slot], self)
 
     def _shrink(self, reservation: Reservation, num_tokens: int) -> None:
         with self._lock:
@@ -182,6 +183,11 @@ class Router:
         with self._lock:
             slot = self._slots.get(worker_id)
             return WorkerLoad() if slot is None else self._loads.of(slot)
+
+    def holders(self, keys: Sequence[int]) -> dict[str, int]:
+        """How many of a prompt's leading blocks who holds, by the index."""
+        with self._lock:
+            return {self._ids[slot]: count for slot, count in self._index.overlaps(keys).items()}
 
     def num_held(self, worker_id: str) -> int:
         """Blocks that it holds, by the index."""

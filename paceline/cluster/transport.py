@@ -12,9 +12,21 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.cluster.wire import HEAD_SIZE, Frame, Kind, ProtocolError, encode, parse_body, parse_head
-from paceline.errors import PacelineError
+from paceline.errors import InvalidOptionError, PacelineError
 
 BUFFER = 4 << 20  # bytes that may wait in a connection before `send` waits; a KV block has about 0.4 MB
+
+
+TRANSPORTS = ("tcp",)
+NOT_BUILT = {"nixl": "it has not been tried with hardware that needs it, and between processes TCP was faster"}
+
+
+def check_transport(name: str) -> None:
+    """How KV blocks travel."""
+    if name in NOT_BUILT:
+        raise InvalidOptionError(f"transport {name} is not built: {NOT_BUILT[name]} (docs/cluster.md). Use tcp")
+    if name not in TRANSPORTS:
+        raise InvalidOptionError(f"there is no transport {name!r}: choose one of {', '.join(TRANSPORTS)}")
 
 
 class ChannelClosedError(PacelineError, ConnectionError):

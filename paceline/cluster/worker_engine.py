@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from paceline.cluster.events import Event
-from paceline.cluster.fetch import BlockHolder, BlockTaker
+from paceline.cluster.fetch import BlockHolder, BlockTaker, Key
 from paceline.core.outputs import RequestOutput
 from paceline.core.sampling_params import SamplingParams
 
 
-class WorkerEngine(BlockHolder, BlockTaker, Protocol):
+class WorkerEngine(BlockHolder[Any], BlockTaker[Any, Any], Protocol):  # Any: its own leases, tickets and keys
     def info(self) -> dict[str, Any]: ...
 
     # JSON: what the server wants to know (max_model_len, vocab_size, ...), "block_size", "fingerprint" (name -> text)
@@ -18,9 +18,9 @@ class WorkerEngine(BlockHolder, BlockTaker, Protocol):
         self, prompt: Mapping[str, Any], params: SamplingParams, request_id: str
     ) -> AsyncIterator[RequestOutput]: ...  # deltas; the prompt may have cache_salt and output_token_ids
 
-    async def keys(self, token_ids: Sequence[int], cache_salt: str) -> Sequence[Any]: ...
+    def keys(self, token_ids: Sequence[int], cache_salt: str) -> Sequence[Key]: ...
 
-    # of the blocks of a prompt that can come from elsewhere; each has a `hash`
+    # of the blocks of a prompt that can come from elsewhere
 
     def listen(self, listener: Callable[[Sequence[Event]], None]) -> None: ...  # called in the worker's event loop
 

@@ -4,12 +4,11 @@ import asyncio
 import json
 import logging
 import signal
-import sys
-import threading
 from collections.abc import Sequence
 
 from paceline.cluster.engine_seam import EngineSeam
 from paceline.cluster.local import REFUSED
+from paceline.cluster.parent import Parent
 from paceline.cluster.worker import Worker
 from paceline.cluster.zmq_events import ZmqEvents
 from paceline.llm import AsyncLLM
@@ -25,7 +24,7 @@ async def run_worker(
     name: str,
     host: str,
     port: int,
-    watch_stdin: bool = True,
+    parent: Parent | None,
     events: Sequence[str] = (),  # endpoints to publish KV events at: of the batches, and of their replay
 ) -> int:
     """Until it is stopped; returns the exit code."""
@@ -42,8 +41,8 @@ async def run_worker(
         worker.subscribers.append(published.publish)
     await worker.start(host, port)
     print(json.dumps({"worker": name, "role": role, "port": worker.port}), flush=True)
-    if watch_stdin:
-        threading.Thread(target=_watch_parent, args=(loop, worker), daemon=True).start()
+    if parent is not None:
+        parent.when_gone(lambda: loop.call_soon_threadsafe(worker.stop, "its parent is gone"))
     draining: list[asyncio.Task[None]] = []
     loop.add_signal_handler(
         signal.SIGTERM, lambda: draining.append(loop.create_task(worker.drain(DRAIN_TIMEOUT_S, "told to leave")))
@@ -59,8 +58,3 @@ async def run_worker(
         seam.check_integrity()
         return 0
     return 1
-
-
-def _watch_parent(loop: asyncio.AbstractEventLoop, worker: Worker) -> None:
-    sys.stdin.read()
-    loop.call_soon_threadsafe(worker.stop, "its parent is gone")

@@ -24,6 +24,7 @@ class WorkerSpec:
     name: str
     pass_cost: PassCost  # seconds of a step by its rows, what the engine does around the pass included
     context_s: float = 0.0  # more for each row, per 1000 tokens of its context
+    pass_spread: tuple[float, ...] = (1.0,)  # equally likely factors by which passes of the same rows differ
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512  # rows of one pass
     max_token_delay_s: float | None = 0.02  # that prompt rows may add to a pass in which others decode; None: any
@@ -34,6 +35,7 @@ class WorkerSpec:
     latency_s: float = 0.002  # of one request over that link
     tokens_per_pass: float = 1.0  # that a stream gets: above 1 with speculation
     rows_per_stream: int = 1  # of a decode pass: 1 and the draft's nodes
+    request_s: float = 0.0  # from the server to the worker and back, once for each request
     dollars_per_hour: float = 0.0
 
     def __post_init__(self) -> None:
@@ -47,8 +49,13 @@ class WorkerSpec:
         for field, count in counts.items():
             if not isinstance(count, int) or count < 1:
                 raise InvalidOptionError(f"worker {self.name!r}: {field} must be a whole number above 0, got {count!r}")
+        if not self.pass_spread:
+            raise InvalidOptionError(f"worker {self.name!r}: pass_spread must have one factor or more")
+        for factor in self.pass_spread:
+            _check_number(self.name, "a factor of pass_spread", factor, least=1e-3)
         _check_number(self.name, "context_s", self.context_s, least=0.0)
         _check_number(self.name, "latency_s", self.latency_s, least=0.0)
+        _check_number(self.name, "request_s", self.request_s, least=0.0)
         _check_number(self.name, "dollars_per_hour", self.dollars_per_hour, least=0.0)
         _check_number(self.name, "kv_bytes_per_token", self.kv_bytes_per_token, least=0.0)
         _check_number(self.name, "tokens_per_pass", self.tokens_per_pass, least=1.0)
@@ -74,6 +81,8 @@ class WorkerSpec:
         known = {field.name for field in dataclasses.fields(WorkerSpec)} - {"pass_cost"}
         options = {key: value for key, value in data.items() if key in known}
         options.setdefault("name", Path(path).stem)
+        if isinstance(options.get("pass_spread"), list):
+            options["pass_spread"] = tuple(options["pass_spread"])
         try:
             return WorkerSpec(pass_cost=_curve(data), **options)
         except InvalidOptionError as error:

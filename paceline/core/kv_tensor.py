@@ -11,15 +11,21 @@ from torch import Tensor
 from paceline.core.model_config import ModelConfig
 
 CACHE_LINE = 64  # bytes
+SCALE_BYTES = 4  # of a head's keys or values at one position, where they are bytes (torch.int8)
+
+
+def head_elements(config: ModelConfig, dtype: torch.dtype) -> int:
+    """What one head of one position takes: its numbers, and where they are bytes, a float32 scale beside them."""
+    return config.head_dim + (SCALE_BYTES if dtype == torch.int8 else 0)
 
 
 def allocate_kv(config: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """[layers, 2 (keys, values), slots, kv heads, head dim]. Zeroed, so that a masked slot can never hold a NaN.
+    """[layers, 2 (keys, values), slots, kv heads, `head_elements`]. Zeroed, so that a masked slot can never hold a NaN.
 
     On a CPU the system hands out a page, zeroed, when it is first written to (numpy asks for memory that way): a pool
     of gigabytes is there at once, and takes only what is used of it. It begins with a cache line, so that a head's
     keys lie in as few of them as they can."""
-    shape = (config.num_layers, 2, num_slots, config.num_kv_heads, config.head_dim)
+    shape = (config.num_layers, 2, num_slots, config.num_kv_heads, head_elements(config, dtype))
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
     memory = np.zeros(math.prod(shape) * dtype.itemsize + CACHE_LINE, dtype=np.uint8)

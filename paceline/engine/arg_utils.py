@@ -35,6 +35,7 @@ OWN: dict[str, Any] = {
     "quantization": str,
     "batch_invariant": bool,
     "kernels": str,
+    "kv_cache_dtype": str,
     "num_threads": int,
     "max_model_len": int,
     "max_num_seqs": int,

@@ -16,8 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from paceline.core.request import Request
+from paceline.core.tree import DraftTree
 from paceline.engine.runner import LaunchedRows, PassOutput
 from paceline.engine.scheduler import ScheduledRequest, Scheduler
+from paceline.spec.proposer import Budget
 from paceline.spec.rounds import PendingRound, RoundChoice, RoundSize
 from paceline.spec.speculator import Speculator
 
@@ -76,7 +78,7 @@ class Rounds:
         requests = [entry.request for entry in scheduled]
         choice = self._speculator.rounds_for(requests)
         size = None if choice is None else choice.rounds.plan(len(requests), choice.budget)
-        if choice is None or size is None:
+        if choice is None or size is None or not all(_fits(entry.draft, size.budget) for entry in scheduled):
             return None
         tables = np.zeros((len(requests), self._max_blocks), dtype=np.int32)
         return RoundMembers(requests, choice, size, tables, [[] for _ in requests])
@@ -138,6 +140,13 @@ class Rounds:
                 members.tables[place, : len(blocks)] = blocks
                 changed = True
         return changed
+
+
+def _fits(tree: DraftTree, budget: Budget) -> bool:
+    """What the walk of a round looks at, and blocks are reserved for."""
+    if len(tree) > budget.num_nodes:
+        return False
+    return len(tree) <= budget.max_depth or max(tree.depths()) <= budget.max_depth
 
 
 def _goes_on(request: Request) -> bool:

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.core.kv_tensor import head_elements
 from paceline.core.model_config import ModelConfig
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
-    return 2 * config.num_layers * config.kv_size * dtype.itemsize
+    return 2 * config.num_layers * config.num_kv_heads * head_elements(config, dtype) * dtype.itemsize
 
 
 def move_slots(kv_cache: Tensor, moves: Sequence[tuple[int, int]]) -> None:

@@ -47,6 +47,7 @@ class LLM:
         quantization: str | None = "auto",
         batch_invariant: bool | None = None,
         kernels: str | None = "auto",
+        kv_cache_dtype: str | None = "auto",  # int8: half the memory of float16, on the native CPU kernels
         num_threads: int | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int | None = 64,
@@ -100,6 +101,7 @@ class LLM:
             quantization=quantization,
             batch_invariant=batch_invariant,
             kernels=kernels or "auto",
+            kv_cache_dtype=kv_cache_dtype or "auto",
             num_threads=num_threads,
         )
         if chat_template is not None:

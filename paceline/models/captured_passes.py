@@ -3,6 +3,7 @@
 Without a GPU (Triton's interpreter) a pass is launched kernel by kernel each time, over the same buffers.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,7 @@ class CapturedPass:
     buffers: PassBuffers
     logits: Tensor | None
     hidden: Tensor | None
+    layers: Sequence[int] | None = None  # None: all
     graph: "torch.cuda.CUDAGraph | None" = None
 
     def launch(self) -> None:
@@ -52,6 +54,7 @@ class CapturedPass:
             self.buffers,
             hidden_layers=self.kind.hidden_layers,
             features=self.hidden,
+            layers=self.layers,
             before=DrawnBefore(inputs.follows, inputs.drawn_before),
         )
         noise = RowNoise(inputs.temperatures, inputs.seeds, inputs.draw_positions)
@@ -67,11 +70,15 @@ class CapturedPass:
 
 
 class CapturedPasses:
-    def __init__(self, fused: FusedDecoder) -> None:
-        self.fused = fused
+    def __init__(self, fused: FusedDecoder, layers: Sequence[int] | None = None) -> None:
+        """`layers`: those that run; None: all."""
+        self.fused, self._layers = fused, layers
         # Shared by all kinds of pass, and logits by all sizes: only one pass runs at a time.
         self._buffers: dict[int, PassBuffers] = {}
         self._logits: Tensor | None = None
+
+    def over(self, layers: Sequence[int]) -> "CapturedPasses":
+        return CapturedPasses(self.fused, layers)
 
     def make(self, inputs: InputViews, room: PassRoom, kind: PassKind) -> StaticPass:
         fused, size = self.fused, inputs.size
@@ -90,7 +97,8 @@ class CapturedPasses:
         buffers = self._buffers[size]
         shape = (size, len(kind.hidden_layers), fused.config.hidden_size)
         hidden = buffers.hidden.new_zeros(shape) if kind.hidden_layers else None
-        made = CapturedPass(fused, inputs, room, kind, rows, buffers, self._room(size) if kind.logits else None, hidden)
+        logits = self._room(size) if kind.logits else None
+        made = CapturedPass(fused, inputs, room, kind, rows, buffers, logits, hidden, self._layers)
         if fused.device.type == "cuda":
             inputs.fill_with_padding()
             made.capture()

@@ -10,7 +10,7 @@ first and read from there, so a prompt chunk, one decode row and the nodes of a 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,19 +18,27 @@ from torch import Tensor
 from paceline.core.forward import ForwardBatch, ForwardOutput
 from paceline.core.model_config import ModelConfig
 from paceline.core.weights import QuantizedTensor, Weights
-from paceline.errors import InvalidOptionError
+from paceline.errors import InvalidOptionError, ModelLoadError
 from paceline.models.dequantize import dequantize
 from paceline.models.layout import EMBEDDING, FINAL_NORM, HEAD, layer_prefix
+from paceline.models.quantized.grouped import packed_weight
 from paceline.models.rope import local_rope_tables, rope_tables
 from paceline.ops import reference
 from paceline.ops.alignment import aligned
 from paceline.ops.kernels import kernels_for
+from paceline.ops.packed import PackedWeight, Weight, num_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    weight: Tensor  # [out, in]
+    weight: Weight  # [out, in]; packed for the fused kernels on CUDA only
     bias: Tensor | None  # [out]
+
+    @property
+    def plain(self) -> Tensor:
+        """Of a model that was not packed."""
+        assert isinstance(self.weight, Tensor)
+        return self.weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,27 +68,44 @@ class Decoder:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         batch_invariant: bool = False,
+        packs: bool = False,
     ) -> None:
+        """`packs`: quantized matrices become those of the fused kernels (ops/packed.py); else they are widened."""
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
         self.batch_invariant = batch_invariant
         self._kernels = kernels_for(self.device, batch_invariant)
-        self._weights = weights
+        self._weights, self._packs = weights, packs
         self.embedding = self._tensor(EMBEDDING)  # [vocab, hidden]
         self.layers = [self._layer(i) for i in range(config.num_layers)]
         self.final_norm = self._tensor(FINAL_NORM)  # [hidden]
-        self.head = Linear(self.embedding if config.tie_word_embeddings else self._tensor(HEAD), None)
+        self.head = Linear(self._head(), None)
         del self._weights  # converted copies are all we need
         cos, sin = rope_tables(config)
         self.cos, self.sin = cos.to(self.device), sin.to(self.device)  # [max_position, head_dim / 2]
         local = None if config.local_rope_theta is None else local_rope_tables(config)
         self._local = None if local is None else (local[0].to(self.device), local[1].to(self.device))
 
+    @property
+    def weight_bytes(self) -> int:
+        """What a pass reads, but for the rows of its tokens."""
+        linears = [x for layer in self.layers for x in (layer.qkv, layer.output, layer.gate_up, layer.down)]
+        return sum(num_bytes(linear.weight) for linear in (*linears, self.head))
+
+    def fold_norms(self) -> None:
+        """Put the gains of each layer's norms into the products behind them: the same numbers up to rounding. Those
+        behind which the weight is packed stay."""
+        for i, layer in enumerate(self.layers):
+            qkv, input_norm = _folded(layer.qkv, layer.input_norm)
+            gate_up, mlp_norm = _folded(layer.gate_up, layer.mlp_norm)
+            self.layers[i] = replace(layer, qkv=qkv, input_norm=input_norm, gate_up=gate_up, mlp_norm=mlp_norm)
+
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         """Rows of the embedding, or of the head, in float32: [len(ids), hidden]"""
         matrix = self.head.weight if head else self.embedding
-        return matrix[ids.to(self.device).long()].float()
+        wanted = ids.to(self.device).long()
+        return matrix.rows(wanted) if isinstance(matrix, PackedWeight) else matrix[wanted].float()
 
     @torch.no_grad()
     def forward(
@@ -160,7 +185,10 @@ class Decoder:
         return x if weight is None else self._norm(x, weight)
 
     def _linear(self, x: Tensor, linear: Linear) -> Tensor:
-        return self._kernels.linear(x, linear.weight, linear.bias)
+        weight = linear.weight
+        if isinstance(weight, PackedWeight):
+            weight = weight.widened().to(self.dtype)  # slow: the fused kernels read it as it is
+        return self._kernels.linear(x, weight, linear.bias)
 
     def active_layers(self, layers: Sequence[int] | None, hidden_layers: Sequence[int]) -> frozenset[int]:
         num_layers = self.config.num_layers
@@ -194,9 +222,27 @@ class Decoder:
             mlp_output_norm=self._tensor(prefix + "post_feedforward_layernorm.weight") if config.output_norms else None,
         )
 
+    def _head(self) -> Weight:
+        """A packed one beside its embedding, where both are one matrix: rows are looked up in the embedding."""
+        is_tied = self.config.tie_word_embeddings
+        packed = self._packed(EMBEDDING if is_tied else HEAD)
+        if packed is not None:
+            return packed
+        return self.embedding if is_tied else self._tensor(HEAD)
+
+    def _packed(self, *names: str) -> PackedWeight | None:
+        packed = packed_weight([self._weights[n] for n in names], self.dtype, self.device) if self._packs else None
+        if packed is not None and not packed.has_finite_scales():
+            raise ModelLoadError(
+                f"{' or '.join(names)} has scales that are not finite numbers: the file is damaged. Fetch it again."
+            )
+        return packed
+
     def _fused(self, prefix: str, *names: str) -> Linear:
         """The named linears, stacked: one product instead of several."""
-        weight = torch.cat([self._tensor(f"{prefix}{name}.weight") for name in names])
+        weight: Weight | None = self._packed(*(f"{prefix}{name}.weight" for name in names))
+        if weight is None:
+            weight = torch.cat([self._tensor(f"{prefix}{name}.weight") for name in names])
         has_bias = f"{prefix}{names[0]}.bias" in self._weights
         return Linear(weight, torch.cat([self._tensor(f"{prefix}{n}.bias") for n in names]) if has_bias else None)
 
@@ -205,3 +251,12 @@ class Decoder:
         wide = dequantize(stored) if isinstance(stored, QuantizedTensor) else stored
         # A weight taken as it is lies where its file put it, and products over it would have that place's bits.
         return aligned(wide.to(device=self.device, dtype=self.dtype))
+
+
+def _folded(linear: Linear, gains: Tensor) -> tuple[Linear, Tensor]:
+    """The product over rows that the norm only scales, and the gains that are left."""
+    weight = linear.weight
+    if isinstance(weight, PackedWeight):
+        return linear, gains
+    folded = (weight.float() * gains.float()).to(weight.dtype)
+    return replace(linear, weight=folded), torch.ones_like(gains)

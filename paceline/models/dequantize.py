@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.weights import QuantizedTensor
+from paceline.models.quantized.grouped import GROUPED_KINDS, grouped_values
 
 ZERO_KINDS = ("U4Z", "U8Z")  # ours: a scale, a zero and 32 unsigned values (ops/native/src/pack.h)
 
@@ -13,6 +14,8 @@ def dequantize(quantized: QuantizedTensor) -> Tensor:
     """[rows, columns] float32"""
     if quantized.kind in ZERO_KINDS:
         return _with_zeros(quantized)
+    if quantized.kind in GROUPED_KINDS:
+        return grouped_values(quantized, quantized.data.device).dequantized()
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize as widen
 

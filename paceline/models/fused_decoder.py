@@ -1,5 +1,5 @@
-"""The decoder of models/decoder.py on the fused Triton kernels: five launches a layer (seven for many rows, where norms
-are kernels of their own), and bits that do not depend on how many rows share the pass.
+"""The decoder of models/decoder.py on the fused Triton kernels: five launches a layer (seven for many rows, where the
+scales of norms are found by kernels of their own), and bits that do not depend on how many rows share the pass.
 
     fused = FusedDecoder(Decoder(config, weights, dtype=torch.bfloat16, device="cuda"))
     output = fused.forward(batch, kv_cache)  # as Decoder.forward
@@ -11,8 +11,9 @@ For a CUDA graph everything that a pass touches is given by the caller, so nothi
     fused.write_tokens(wanted, noise, buffers)  # or fused.write_logits(wanted, logits, buffers)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -20,16 +21,17 @@ from torch import Tensor
 from paceline.core.forward import ForwardBatch, ForwardOutput
 from paceline.models.decoder import Decoder, Linear
 from paceline.models.static_inputs import aligned, read_tokens
+from paceline.ops.packed import PackedWeight
 from paceline.ops.triton.embed import DrawnBefore, embed_rows
-from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_logits, norm_head_tokens
+from paceline.ops.triton.fused_head import RowNoise, head_logits, head_tiles, head_tokens
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
 from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
-from paceline.ops.triton.norm_rows import norm_rows
+from paceline.ops.triton.norm_rows import norm_wanted, scale_rows
 from paceline.ops.triton.product import NO_PDL
 from paceline.ops.triton.rms_norm import rms_norm
 from paceline.ops.triton.split_attention import AttentionRows, AttentionScratch, split_tree_attention
-from paceline.ops.triton.tiles import ROWS, Tile, after_norm, row_tile_for, tile_for, widened
+from paceline.ops.triton.tiles import ROW_STEPS, Cut, cut_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,9 @@ class PassBuffers:
     query: Tensor  # [rows, heads, head_dim]
     mixed: Tensor  # [rows, heads, head_dim]
     activation: Tensor  # [rows, intermediate]
-    gained: Tensor  # [rows, hidden], as `scales` for passes of many rows only: what norm_rows writes
-    scales: Tensor  # [rows] float32
+    scales: Tensor  # [rows] float32, for passes of many rows
+    normed: Tensor  # [rows, hidden]: what the head reads
+    gained: Tensor  # [rows, hidden]: the stream times the gains of the next norm, where a packed weight reads it
     attention: AttentionScratch
     parts: Tensor  # float32: sums over parts of K
     arrivals: Tensor  # int32 zeros: how many of them are there
@@ -51,33 +54,24 @@ class PassBuffers:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
-    qkv: Tile
-    output: Tile
-    gate_up: Tile
-    down: Tile
-    head: Tile
+class Cuts:
+    """How the products of a pass are cut into programs. It does not show in the bits."""
+
+    qkv: Cut
+    output: Cut
+    gate_up: Cut
+    down: Cut
+    head: Cut
 
 
-def model_tiles(decoder: Decoder) -> Tiles:
-    return Tiles(*(tile_for(weight.shape[0], weight.shape[1], weight.dtype) for weight in _weights(decoder)))
+def model_cuts(decoder: Decoder, layer: int, num_rows: int) -> Cuts:
+    """Of a layer, and of the head: the layers of a quantized file may have different formats."""
+    own = decoder.layers[layer]
+    linears = (own.qkv, own.output, own.gate_up, own.down, decoder.head)
+    return Cuts(*(cut_of(linear.weight, num_rows) for linear in linears))
 
 
-def wide_tiles(decoder: Decoder, tiles: Tiles, num_rows: int) -> Tiles:
-    """For programs of many rows in a pass of `num_rows`; the same bits."""
-    qkv, output, gate_up, down, head = (weight.shape[0] for weight in _weights(decoder))
-    return Tiles(
-        qkv=widened(tiles.qkv, qkv, num_rows, normed=True),
-        output=widened(tiles.output, output, num_rows, normed=False),
-        gate_up=widened(tiles.gate_up, gate_up, num_rows, normed=True),
-        down=widened(tiles.down, down, num_rows, normed=False),
-        head=widened(tiles.head, head, num_rows, normed=True),
-    )
-
-
-def _weights(decoder: Decoder) -> list[Tensor]:
-    layer = decoder.layers[0]
-    return [linear.weight for linear in (layer.qkv, layer.output, layer.gate_up, layer.down, decoder.head)]
+SCALES_FROM = 64  # rows of a program: finding the scales inside a product then takes as long as the product
 
 
 class FusedDecoder:
@@ -87,29 +81,31 @@ class FusedDecoder:
     handle = None  # nothing native
 
     def __init__(
-        self, base: Decoder, *, pdl: int = NO_PDL, row_tile: int | None = None, tiles: Tiles | None = None
+        self, base: Decoder, *, pdl: int = NO_PDL, cuts: Callable[[Decoder, int, int], Cuts] = model_cuts
     ) -> None:
-        """`pdl`: programmatic dependent launch, see ops/triton/product.py. `row_tile`: rows of a program; None: by the
-        number of rows of the pass."""
+        """`base`: its norms are folded. `pdl`: programmatic dependent launch, see ops/triton/product.py."""
+        base.fold_norms()
         config = base.config
         self.base, self.config, self.dtype, self.device = base, config, base.dtype, base.device
-        self.pdl, self.row_tile = pdl, row_tile
+        self.pdl, self._choose_cuts = pdl, cuts
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
-        self.tiles = tiles or model_tiles(base)
-        self._cuts: dict[int, tuple[int, Tiles]] = {}
+        self._cuts: dict[tuple[int, int], Cuts] = {}
         self._scratch: AttentionScratch | None = None
+        self._has_packed = any(
+            isinstance(linear.weight, PackedWeight) for layer in base.layers for linear in (layer.qkv, layer.gate_up)
+        )
         self._head_norms = [
             torch.stack([layer.q_norm, layer.k_norm]) if layer.q_norm is not None and layer.k_norm is not None else None
             for layer in base.layers
         ]
 
-    def cut(self, num_rows: int) -> tuple[int, Tiles]:
-        """How a pass of so many rows is cut into programs: rows of one, and tiles. The bits are the same for all."""
-        if num_rows not in self._cuts:
-            row_tile = row_tile_for(num_rows) if self.row_tile is None else self.row_tile
-            tiles = self.tiles if row_tile == ROWS else wide_tiles(self.base, self.tiles, num_rows)
-            self._cuts[num_rows] = (row_tile, tiles)
-        return self._cuts[num_rows]
+    def cuts(self, layer: int, num_rows: int) -> Cuts:
+        if (layer, num_rows) not in self._cuts:
+            self._cuts[layer, num_rows] = self._choose_cuts(self.base, layer, num_rows)
+        return self._cuts[layer, num_rows]
+
+    def _head_cut(self, num_rows: int) -> Cut:
+        return self.cuts(0, num_rows).head
 
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         return self.base.vocabulary_rows(ids, head=head)
@@ -119,10 +115,12 @@ class FusedDecoder:
 
         `picked`: where its tokens go; None: to room of its own."""
         config, device, dtype = self.config, self.device, self.dtype
-        heads, tiles = self.heads, self.tiles  # wide tiles need no more room
-        splits = [split_sizes(num_rows, config.hidden_size, tile) for tile in (tiles.output, tiles.down)]
-        shares = head_tiles(config.vocab_size, tiles.head)
-        num_normed = 0 if self.cut(num_rows)[0] == ROWS else num_rows
+        heads, cuts = self.heads, [self.cuts(i, num_rows) for i in range(config.num_layers)]
+        added = {cut.tile for own in cuts for cut in (own.output, own.down)}
+        splits = [split_sizes(num_rows, config.hidden_size, tile) for tile in added]
+        # Fewer rows may be wanted, and fewer rows may have smaller programs.
+        counts = [num_rows, *(rows for rows in ROW_STEPS if rows < num_rows)]
+        shares = max(head_tiles(config.vocab_size, self._head_cut(count).tile) for count in counts)
         if picked is None:
             picked = torch.empty(2, aligned(num_rows), dtype=torch.int32, device=device)
 
@@ -134,8 +132,9 @@ class FusedDecoder:
             query=empty(num_rows, heads.num_q, heads.dim),
             mixed=empty(num_rows, heads.num_q, heads.dim),
             activation=empty(num_rows, config.intermediate_size),
-            gained=empty(num_normed, config.hidden_size),
-            scales=empty(num_normed, dtype=torch.float32),
+            scales=empty(num_rows, dtype=torch.float32),
+            normed=empty(num_rows, config.hidden_size),
+            gained=empty(num_rows if self._has_packed else 0, config.hidden_size),
             attention=self._attention_scratch(num_rows, max_splits),
             parts=empty(max(parts for parts, _ in splits), dtype=torch.float32),
             arrivals=torch.zeros(max(count for _, count in splits), dtype=torch.int32, device=device),
@@ -174,43 +173,53 @@ class FusedDecoder:
             torch.index_select(self.base.embedding, 0, token_ids, out=hidden)
         else:
             embed_rows(token_ids, before, self.base.embedding, hidden, pdl=self.pdl)
+        order = sorted(active)
+        if order and (gains := self._gains_of_qkv(order[0])) is not None:
+            torch.mul(hidden, gains, out=buffers.gained)
+        following = dict(pairwise(order))
         for i in range(self.config.num_layers):
             self._keep(i, hidden, hidden_layers, features)
             if i in active:
-                self._run_layer(i, rows, kv_cache[i], buffers)
+                self._run_layer(i, rows, kv_cache[i], buffers, following.get(i))
         last = self.config.num_layers
         self._keep(last, hidden, hidden_layers, features)
         if last + 1 in hidden_layers:
             normed = rms_norm(hidden, self.base.final_norm, self.config.rms_norm_eps)
             self._keep(last + 1, normed, hidden_layers, features)
 
-    def _run_layer(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
+    def _run_layer(
+        self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers, following: int | None
+    ) -> None:
         self.launch_qkv(i, rows, kv_layer, buffers)
         self.launch_attention(i, rows, kv_layer, buffers)
         self.launch_output(i, buffers)
         self.launch_gate_up(i, buffers)
-        self.launch_down(i, buffers)
+        self.launch_down(i, buffers, following)
+
+    def _gains_of_qkv(self, i: int) -> Tensor | None:
+        """Of the norm before a weight that cannot take them in."""
+        layer = self.base.layers[i]
+        return layer.input_norm if isinstance(layer.qkv.weight, PackedWeight) else None
+
+    def _gains_of_mlp(self, i: int) -> Tensor | None:
+        layer = self.base.layers[i]
+        return layer.mlp_norm if isinstance(layer.gate_up.weight, PackedWeight) else None
 
     def launch_qkv(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
-        base, layer = self.base, self.base.layers[i]
-        row_tile, tiles = self.cut(buffers.hidden.shape[0])
-        x, scales, tile = self._normed(layer.input_norm, self.tiles.qkv, tiles.qkv, row_tile, buffers)
+        base, layer, cut = self.base, self.base.layers[i], self.cuts(i, buffers.hidden.shape[0]).qkv
+        x = buffers.hidden if self._gains_of_qkv(i) is None else buffers.gained
         norm_qkv_rope(
-            x, layer.input_norm, layer.qkv.weight, layer.qkv.bias, self._head_norms[i], base.cos, base.sin,
-            rows.positions, rows.slots, buffers.query, kv_layer, self.heads, self.config.rms_norm_eps, tile,
-            scales=scales, pdl=self.pdl, row_tile=row_tile,
+            x, buffers.hidden, layer.qkv.weight, layer.qkv.bias, self._head_norms[i], base.cos, base.sin,
+            rows.positions, rows.slots, buffers.query, kv_layer, self.heads, self.config.rms_norm_eps, cut.tile,
+            scales=self._scales(cut, buffers), pdl=self.pdl, row_tile=cut.rows,
         )  # fmt: skip
 
-    def _normed(
-        self, norm: Tensor, own_tile: Tile, tile: Tile, row_tile: int, buffers: PassBuffers
-    ) -> tuple[Tensor, Tensor | None, Tile]:
-        """What a product with a norm reads, the rows' scales if they were normed before it, and its tile."""
-        if row_tile == ROWS:
-            return buffers.hidden, None, tile
-        norm_rows(
-            buffers.hidden, norm, buffers.gained, buffers.scales, self.config.rms_norm_eps, own_tile, pdl=self.pdl
-        )  # fmt: skip
-        return buffers.gained, buffers.scales, after_norm(tile)
+    def _scales(self, cut: Cut, buffers: PassBuffers) -> Tensor | None:
+        """Of the rows' norms, where a product does not find them itself."""
+        if cut.rows < SCALES_FROM:
+            return None
+        scale_rows(buffers.hidden, buffers.scales, self.config.rms_norm_eps, pdl=self.pdl)
+        return buffers.scales
 
     def launch_attention(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
         window, scale = self.config.window(i), self.config.head_dim**-0.5
@@ -219,26 +228,27 @@ class FusedDecoder:
         )
 
     def launch_output(self, i: int, buffers: PassBuffers) -> None:
-        row_tile, tiles = self.cut(buffers.hidden.shape[0])
-        self._add(buffers.mixed.flatten(1), self.base.layers[i].output, tiles.output, row_tile, buffers)
+        cut = self.cuts(i, buffers.hidden.shape[0]).output
+        self._add(buffers.mixed.flatten(1), self.base.layers[i].output, cut, buffers, self._gains_of_mlp(i))
 
     def launch_gate_up(self, i: int, buffers: PassBuffers) -> None:
-        layer = self.base.layers[i]
-        row_tile, tiles = self.cut(buffers.hidden.shape[0])
-        x, scales, tile = self._normed(layer.mlp_norm, self.tiles.gate_up, tiles.gate_up, row_tile, buffers)
+        gate_up, cut = self.base.layers[i].gate_up, self.cuts(i, buffers.hidden.shape[0]).gate_up
+        x = buffers.hidden if self._gains_of_mlp(i) is None else buffers.gained
         norm_gate_up_silu(
-            x, layer.mlp_norm, layer.gate_up.weight, layer.gate_up.bias, buffers.activation,
-            self.config.rms_norm_eps, tile, scales=scales, pdl=self.pdl, row_tile=row_tile,
+            x, buffers.hidden, gate_up.weight, gate_up.bias, buffers.activation, self.config.rms_norm_eps,
+            cut.tile, scales=self._scales(cut, buffers), pdl=self.pdl, row_tile=cut.rows,
         )  # fmt: skip
 
-    def launch_down(self, i: int, buffers: PassBuffers) -> None:
-        row_tile, tiles = self.cut(buffers.hidden.shape[0])
-        self._add(buffers.activation, self.base.layers[i].down, tiles.down, row_tile, buffers)
+    def launch_down(self, i: int, buffers: PassBuffers, following: int | None) -> None:
+        """`following`: the layer that runs after this one"""
+        cut = self.cuts(i, buffers.hidden.shape[0]).down
+        gains = None if following is None else self._gains_of_qkv(following)
+        self._add(buffers.activation, self.base.layers[i].down, cut, buffers, gains)
 
-    def _add(self, x: Tensor, linear: Linear, tile: Tile, row_tile: int, buffers: PassBuffers) -> None:
+    def _add(self, x: Tensor, linear: Linear, cut: Cut, buffers: PassBuffers, gains: Tensor | None) -> None:
         linear_residual(
-            x, linear.weight, linear.bias, buffers.hidden, buffers.parts, buffers.arrivals, tile,
-            pdl=self.pdl, row_tile=row_tile,
+            x, linear.weight, linear.bias, buffers.hidden, buffers.parts, buffers.arrivals, cut.tile,
+            gains=gains, gained=buffers.gained, pdl=self.pdl, row_tile=cut.rows,
         )  # fmt: skip
 
     def _keep(self, i: int, hidden: Tensor, hidden_layers: Sequence[int], features: Tensor | None) -> None:
@@ -251,23 +261,27 @@ class FusedDecoder:
         self, wanted: Tensor, logits: Tensor, buffers: PassBuffers, *, count: Tensor | None = None
     ) -> None:
         """Logits [len(wanted), vocab] float32 of these rows, or of the first `count` ([1] int32), after `run`."""
-        row_tile, tiles = self.cut(wanted.shape[0])
-        norm_head_logits(
-            buffers.hidden, wanted, self.base.final_norm, self.base.head.weight, logits, self.config.rms_norm_eps,
-            tiles.head, count=count, pdl=self.pdl, row_tile=row_tile,
-        )  # fmt: skip
+        cut, normed = self._head_cut(len(wanted)), self._normed(wanted, buffers, count)
+        head_logits(normed, self.base.head.weight, logits, cut.tile, count=count, pdl=self.pdl, row_tile=cut.rows)
 
     def write_tokens(
         self, wanted: Tensor, noise: RowNoise | None, buffers: PassBuffers, *, count: Tensor | None = None
     ) -> None:
         """`buffers.tokens[: len(wanted)]`: the token of each of these rows, or of the first `count`, after `run`,
         without logits in memory."""
-        row_tile, tiles = self.cut(wanted.shape[0])
-        norm_head_tokens(
-            buffers.hidden, wanted, self.base.final_norm, self.base.head.weight, buffers.scores, buffers.score_ids,
-            buffers.tokens, buffers.token_scores, noise, self.config.rms_norm_eps, tiles.head,
-            count=count, pdl=self.pdl, row_tile=row_tile,
+        cut, normed = self._head_cut(len(wanted)), self._normed(wanted, buffers, count)
+        head_tokens(
+            normed, self.base.head.weight, buffers.scores, buffers.score_ids, buffers.tokens, buffers.token_scores,
+            noise, cut.tile, count=count, pdl=self.pdl, row_tile=cut.rows,
         )  # fmt: skip
+
+    def _normed(self, wanted: Tensor, buffers: PassBuffers, count: Tensor | None) -> Tensor:
+        """What the head reads of these rows."""
+        normed = buffers.normed[: len(wanted)]
+        norm_wanted(
+            buffers.hidden, wanted, self.base.final_norm, normed, self.config.rms_norm_eps, count=count, pdl=self.pdl
+        )
+        return normed
 
     @torch.no_grad()
     def forward(

@@ -20,8 +20,9 @@ from paceline.errors import InvalidOptionError
 from paceline.models.decoder import Decoder
 from paceline.models.gguf_file import GgufFile
 from paceline.models.loading import folder_scheme, gguf_path, load_config, load_tokenizer, read_weights
-from paceline.models.memory import check_memory
+from paceline.models.memory import check_memory, fits_widened
 from paceline.models.padded_decoder import PaddedDecoder
+from paceline.models.quantized.int8 import Int8Weights
 from paceline.models.resolve import resolve_model
 from paceline.models.static_inputs import PassRoom
 from paceline.models.tokenizer import Tokenizer
@@ -63,11 +64,13 @@ def load_model(
     batch_invariant: bool | None = None,  # None: where it costs next to nothing, see `_batch_invariant`
     num_threads: int | None = None,
     kernels: str = "auto",
+    kv_cache_dtype: str = "auto",  # "int8": bytes with a scale per head and position, on the native kernels
     quiet: bool = False,
 ) -> LoadedModel:
     """Resolve, read and build a model. `num_threads` sets PyTorch's threads where PyTorch computes."""
     said: dict[str, Any] = {"dtype": dtype, "device": device, "quantization": quantization}
     said |= {"batch_invariant": batch_invariant, "num_threads": num_threads, "kernels": kernels}
+    said |= {"kv_cache_dtype": kv_cache_dtype}
     target = _device(device)
     torch_dtype = _dtype(dtype, target)
     use_native = _use_native(kernels, target)
@@ -76,29 +79,36 @@ def load_model(
     path = resolve_model(model, progress=not quiet)
     config = load_config(path)
     use_native = use_native and _native_knows(config, kernels)
-    quantization = _quantization(quantization, path, dtype, use_native)
-    if dtype == "auto" and quantization:
+    invariant = not use_native and _batch_invariant(batch_invariant, target, config)
+    is_plain = config.head_dim <= FUSED_HEAD_DIM and not config.special_parts
+    use_fused = invariant and target.type == "cuda" and kernels == "auto" and is_plain
+    if quantization == "auto" and use_fused and fits_widened(path, config, torch_dtype):
+        quantization = None  # faster (docs/gpu.md), as long as there is room
+    quantization = _quantization(quantization, path, dtype, use_native or use_fused)
+    if dtype == "auto" and quantization and use_native:
         torch_dtype = torch.float16  # keys and values: finer than the weights, at half the bytes of float32
+    kv_dtype = _kv_dtype(kv_cache_dtype, torch_dtype, use_native)
     tokenizer = load_tokenizer(path)
     decoder: Target
     capture: Callable[[PassRoom], PaddedDecoder] | None = None
     if use_native:
-        decoder = _native_decoder(path, config, torch_dtype, quantization, num_threads)
+        decoder = _native_decoder(path, config, torch_dtype, quantization, num_threads, kv_dtype)
     else:
-        check_memory(path, config, torch_dtype, None, target.type)
-        weights = read_weights(path, config)
+        check_memory(path, config, torch_dtype, quantization, target.type)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        invariant = _batch_invariant(batch_invariant, target, config)
-        decoder = Decoder(config, weights, dtype=torch_dtype, device=target, batch_invariant=invariant)
-        is_plain = config.head_dim <= FUSED_HEAD_DIM and not config.special_parts
-        if invariant and target.type == "cuda" and kernels == "auto" and is_plain:
-            decoder, capture = _fused(decoder)
+        plain = torch_decoder(path, config, torch_dtype, target, quantization, batch_invariant=invariant)
+        decoder, capture = _fused(plain) if use_fused else (plain, None)
     return LoadedModel(model, path, config, decoder, tokenizer, _execution(decoder, quantization), capture, said)
 
 
 def _native_decoder(
-    path: Path, config: ModelConfig, dtype: torch.dtype, quantization: str | None, num_threads: int | None
+    path: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    quantization: str | None,
+    num_threads: int | None,
+    kv_dtype: torch.dtype,
 ) -> Target:
     """The decoder on the native kernels, over packed weights of an earlier load where they were kept."""
     from paceline.models.native import NativeDecoder
@@ -109,11 +119,37 @@ def _native_decoder(
     if not packed:
         check_memory(path, config, dtype, quantization, "cpu")
     weights = packed or read_weights(path, config, keep_quantized=quantization in ("gguf", "checkpoint"))
-    decoder = NativeDecoder(config, weights, dtype=dtype, quantization=quantization, num_threads=num_threads)
+    decoder = NativeDecoder(
+        config, weights, dtype=dtype, quantization=quantization, num_threads=num_threads, kv_dtype=kv_dtype
+    )
     if isinstance(weights, ShapedWeights) and (notes := weights.notes()):
         logger.warning("%s", notes[0].upper() + notes[1:])
     if entry and not packed:
         entry.write(decoder.weights)
+    return decoder
+
+
+def torch_decoder(
+    path: Path,
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str | None,
+    *,
+    batch_invariant: bool,
+) -> Decoder:
+    """Over plain weights, or with `quantization` over those that the fused kernels read."""
+    weights = read_weights(path, config, keep_quantized=quantization in ("gguf", "checkpoint"), for_cuda=True)
+    decoder = Decoder(
+        config,
+        Int8Weights(weights) if quantization == "int8" else weights,
+        dtype=dtype,
+        device=device,
+        batch_invariant=batch_invariant,
+        packs=quantization is not None,
+    )
+    if isinstance(weights, ShapedWeights) and (notes := weights.notes()):
+        logger.warning("%s", notes[0].upper() + notes[1:])
     return decoder
 
 
@@ -148,19 +184,32 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
     return DTYPES[dtype]
 
 
-def _quantization(asked: str | None, path: Path, dtype: str, use_native: bool) -> str | None:
-    """auto: compute on the file's own blocks or values, the fastest way that leaves its weights as they are.
+def _kv_dtype(asked: str, dtype: torch.dtype, use_native: bool) -> torch.dtype:
+    if asked not in ("auto", "int8"):
+        raise InvalidOptionError(f"kv_cache_dtype must be auto or int8, but is {asked!r}")
+    if asked == "int8" and not use_native:
+        raise InvalidOptionError(
+            "kv_cache_dtype 'int8' is what the native CPU kernels have, and they do not run here: leave it out"
+        )
+    return torch.int8 if asked == "int8" else dtype
+
+
+def _quantization(asked: str | None, path: Path, dtype: str, has_kernels: bool) -> str | None:
+    """auto: compute on the file's own blocks or values, on a CPU the fastest way that leaves its weights as they are.
 
     A model in plain floating point, and one for which a dtype was asked, is computed in floating point."""
     if asked == "auto":
-        if not use_native or dtype != "auto":
+        if not has_kernels or dtype != "auto":
             return None
         file = gguf_path(path)
         if file is not None:
             return "gguf" if GgufFile(file).is_quantized else None
         return "checkpoint" if folder_scheme(path) else None
-    if asked is not None and not use_native:
-        raise InvalidOptionError(f"quantization={asked!r} needs the native CPU kernels; leave it out to run on PyTorch")
+    if asked is not None and not has_kernels:
+        raise InvalidOptionError(
+            f"quantization={asked!r} needs the native CPU kernels, or on CUDA the fused ones; leave it out to run on "
+            "PyTorch"
+        )
     if asked == "checkpoint" and (gguf_path(path) or not folder_scheme(path)):
         raise InvalidOptionError(
             "quantization='checkpoint' computes on the values of a quantized folder, but config.json has no "
@@ -205,6 +254,8 @@ def _execution(decoder: Target, quantization: str | None) -> str:
         "checkpoint": "the folder's own quantized values",
         "int8": "int8 weights",
     }.get(quantization or "", "")
+    if isinstance(decoder, NativeDecoder) and decoder.dtype == torch.int8:
+        weights = f"{weights or 'plain weights'}, int8 keys and values"
     weights = weights or str(decoder.dtype).removeprefix("torch.")
     bits = "batch-invariant" if decoder.batch_invariant else "not batch-invariant: an answer may change with its batch"
     if isinstance(decoder, NativeDecoder):

@@ -46,14 +46,16 @@ def load_weights(
     return {name: weights[name] for name in expected_shapes(config)}
 
 
-def read_weights(path: Path, config: ModelConfig, *, keep_quantized: bool = False) -> Weights:
-    """The same, where possible each tensor only when it is asked for."""
+def read_weights(path: Path, config: ModelConfig, *, keep_quantized: bool = False, for_cuda: bool = False) -> Weights:
+    """The same, where possible each tensor only when it is asked for. `for_cuda`: in blocks of the fused kernels."""
     file = gguf_path(path)
     is_plain = path.is_dir() and not (keep_quantized and file) and (path / "model.safetensors").is_file()
     weights: Weights
     if file is None or is_plain:
         source = path
-        weights = quantized_weights(read_folder(path), folder_scheme(path), config, keep=keep_quantized)
+        weights = quantized_weights(
+            read_folder(path), folder_scheme(path), config, keep=keep_quantized, for_cuda=for_cuda
+        )
     else:
         source = file
         weights = GgufFile(file).weights(keep_quantized=keep_quantized)

@@ -17,6 +17,8 @@ WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 def check_memory(path: Path, config: ModelConfig, dtype: torch.dtype, quantization: str | None, device: str) -> None:
     """Raise where the weights alone would not fit. Keys and values come later, and take what is left."""
     needed = weight_bytes(path, config, dtype, quantization)
+    if quantization is not None and device == "cuda":
+        needed += config.vocab_size * config.hidden_size * dtype.itemsize  # the embedding, which is not packed there
     available = available_bytes(device)
     if available is not None and needed > available:
         place = "GPU memory" if device == "cuda" else "memory"
@@ -24,6 +26,15 @@ def check_memory(path: Path, config: ModelConfig, dtype: torch.dtype, quantizati
             f"{path} takes about {needed / 1e9:.1f} GB of {place}, but {available / 1e9:.1f} GB are available. Close "
             "other programs, take a smaller or a quantized model, or a smaller dtype."
         )
+
+
+WIDENED_SHARE = 0.5  # of the GPU's free memory that widened weights may take: keys and values need the rest
+
+
+def fits_widened(path: Path, config: ModelConfig, dtype: torch.dtype) -> bool:
+    """Whether quantized weights may be widened on the GPU."""
+    available = available_bytes("cuda")
+    return available is None or weight_bytes(path, config, dtype, None) <= WIDENED_SHARE * available
 
 
 def weight_bytes(path: Path, config: ModelConfig, dtype: torch.dtype, quantization: str | None) -> int:

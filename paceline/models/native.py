@@ -24,7 +24,9 @@ import torch
 from torch import Tensor
 
 from paceline.core.forward import ForwardBatch, ForwardOutput
+from paceline.core.kv_tensor import head_elements
 from paceline.core.model_config import ModelConfig
+from paceline.core.processors import threads_left
 from paceline.core.weights import QuantizedTensor, Weights
 from paceline.errors import InvalidOptionError, InvalidRequestError, UnsupportedModelError
 from paceline.models.native_weights import NativeWeights
@@ -32,7 +34,7 @@ from paceline.models.packed_weights import PackedWeights
 from paceline.models.rope import rope_frequencies
 from paceline.ops.native import available, default_num_threads, unavailable_reason
 from paceline.ops.native.layers import unpack_rows
-from paceline.ops.native.library import FORMATS, STATUS, Batch, Config, library
+from paceline.ops.native.library import FORMATS, KV_BYTES, STATUS, Batch, Config, library
 
 NATIVE_PARTS = frozenset({"layers without rotary embedding"})  # of `ModelConfig.special_parts`
 QUANTIZATIONS = ("int8", "gguf", "checkpoint")
@@ -60,9 +62,10 @@ class NativeDecoder:
         config: ModelConfig,
         weights: Weights | PackedWeights,  # or as an earlier load packed them
         *,
-        dtype: torch.dtype = torch.float32,  # of the KV cache, and of plain weights
+        dtype: torch.dtype = torch.float32,  # of plain weights, and of the KV cache unless kv_dtype says otherwise
         quantization: str | None = None,
         num_threads: int | None = None,
+        kv_dtype: torch.dtype | None = None,  # torch.int8: bytes, with a scale for each head of a position
     ) -> None:
         if not available():
             raise UnsupportedModelError(unavailable_reason() or "")
@@ -79,9 +82,10 @@ class NativeDecoder:
         if quantization == "gguf" and not _has_blocks(weights):
             raise InvalidOptionError("quantization 'gguf' computes on GGUF blocks, but these weights have none")
         self.config = config
-        self.dtype = dtype
+        self.dtype = kv_dtype or dtype
         self.quantization = quantization
         self.num_threads = num_threads or default_num_threads()
+        self._threads_used = self.num_threads
         self._library = library()
         self._model = self._new_model()
         weakref.finalize(self, self._library.pl_model_free, self._model)
@@ -105,7 +109,12 @@ class NativeDecoder:
     def set_num_threads(self, num_threads: int) -> None:
         """Changes the speed and not a bit of the result."""
         self.num_threads = num_threads
-        self._library.pl_model_set_threads(self._model, num_threads)
+        self._use_threads(num_threads)
+
+    def _use_threads(self, num_threads: int) -> None:
+        if num_threads != self._threads_used:
+            self._library.pl_model_set_threads(self._model, num_threads)
+            self._threads_used = num_threads
 
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         """Rows of the embedding, or of the head, in float32: [len(ids), hidden]"""
@@ -144,6 +153,7 @@ class NativeDecoder:
             hidden=None if hidden is None else hidden.data_ptr(),
             **{name: tensor.data_ptr() for name, tensor in ints.items()},
         )
+        self._use_threads(threads_left(self.num_threads))
         status = self._library.pl_forward(self._model, ctypes.byref(native))
         if status:
             raise InvalidRequestError(f"the pass was not run: {STATUS[status]}")
@@ -151,7 +161,7 @@ class NativeDecoder:
 
     def _check(self, kv_cache: Tensor, hidden_layers: Sequence[int], layers: Sequence[int] | None) -> None:
         config = self.config
-        expected = (config.num_layers, 2, kv_cache.shape[2], config.num_kv_heads, config.head_dim)
+        expected = (config.num_layers, 2, kv_cache.shape[2], config.num_kv_heads, head_elements(config, self.dtype))
         if kv_cache.dtype != self.dtype or tuple(kv_cache.shape) != expected or not kv_cache.is_contiguous():
             raise InvalidOptionError(
                 f"the KV cache must be contiguous {self.dtype} of shape {expected}; "
@@ -179,7 +189,7 @@ class NativeDecoder:
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            kv_format=FORMATS[_name(self.dtype)],
+            kv_format=KV_BYTES if self.dtype == torch.int8 else FORMATS[_name(self.dtype)],
             num_threads=self.num_threads,
             rms_norm_eps=config.rms_norm_eps,
             rope_scale=rope_scale,

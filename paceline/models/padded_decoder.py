@@ -68,6 +68,8 @@ class StaticPass(Protocol):
 class PassMaker(Protocol):
     def make(self, inputs: InputViews, room: PassRoom, kind: PassKind) -> StaticPass: ...
 
+    def over(self, layers: Sequence[int]) -> "PassMaker": ...  # of passes that only run these
+
 
 @dataclass(slots=True)
 class PassClock:
@@ -137,6 +139,10 @@ class PaddedDecoder:
 
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         return self.base.vocabulary_rows(ids, head=head)
+
+    def over(self, layers: Sequence[int], sizes: Sequence[int]) -> "PaddedDecoder":
+        """Passes over some of its layers, on the same cache and with inputs of their own."""
+        return PaddedDecoder(self.base, self._maker.over(layers), self.room, sizes)
 
     def prepare(self, hidden_layers: Sequence[int] = ()) -> None:
         """Make the passes of every size that only draw tokens, the largest first: the others fit into its memory."""

@@ -55,7 +55,8 @@ class PlainPass:
     room: PassRoom
     kind: PassKind
     logits: Tensor | None
-    hidden: Tensor | None = None
+    hidden: Tensor | None
+    layers: Sequence[int] | None = None  # None: all
 
     def launch(self) -> None:
         self.launch_kernels()
@@ -67,6 +68,8 @@ class PlainPass:
             advance_views(inputs, num_rows, self.room.block_size)
         slots = inputs.slots[:num_rows]
         live = torch.nonzero(slots >= 0).flatten()  # rows that are not padding, which may stand between them
+        if not len(live):
+            return
         at = torch.cumsum(slots >= 0, 0) - 1  # row -> its place among those
         parents, wanted = inputs.parents[live], inputs.logits_rows[:num_logits]
         is_drawn = slots[wanted.long()] >= 0
@@ -84,13 +87,12 @@ class PlainPass:
             logits_rows=at[wanted[is_drawn].long()].int(),
             block_size=self.room.block_size,
         )
-        output = self.base.base.forward(batch, self.room.kv_cache, hidden_layers=kind.hidden_layers)
+        output = self.base.base.forward(batch, self.room.kv_cache, hidden_layers=kind.hidden_layers, layers=self.layers)
         drawn = torch.nonzero(is_drawn).flatten()  # logits rows
         if self.logits is not None:
             self.logits[drawn] = output.logits
         if output.hidden is not None:
-            if self.hidden is None:
-                self.hidden = output.hidden.new_zeros(inputs.size, *output.hidden.shape[1:])
+            assert self.hidden is not None
             self.hidden[live] = output.hidden
         if len(drawn):
             asked = (inputs.temperatures, inputs.seeds, inputs.draw_positions)
@@ -109,10 +111,15 @@ def advance_views(inputs: InputViews, num_rows: int, block_size: int) -> None:
 
 
 class PlainPasses:
-    def __init__(self, base: DrawingDecoder) -> None:
-        self.base = base
+    def __init__(self, base: DrawingDecoder, layers: Sequence[int] | None = None) -> None:
+        self.base, self._layers = base, layers
+
+    def over(self, layers: Sequence[int]) -> "PlainPasses":
+        return PlainPasses(self.base, layers)
 
     def make(self, inputs: InputViews, room: PassRoom, kind: PassKind) -> StaticPass:
         vocab = self.base.config.vocab_size
         logits = torch.zeros(inputs.size, vocab) if kind.logits else None
-        return PlainPass(self.base, inputs, room, kind, logits)
+        shape = (inputs.size, len(kind.hidden_layers), self.base.config.hidden_size)
+        hidden = torch.zeros(shape, dtype=self.base.dtype) if kind.hidden_layers else None
+        return PlainPass(self.base, inputs, room, kind, logits, hidden, self._layers)

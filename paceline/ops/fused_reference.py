@@ -7,23 +7,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.ops.packed import Weight, plain
 from paceline.ops.random import Purpose, keyed_uniform_rows, noise_key
 from paceline.ops.reference import rope, write_kv
 
 
-def norm_linear(x: Tensor, norm: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def norm_linear(x: Tensor, norm: Tensor, weight: Weight, bias: Tensor | None, eps: float) -> Tensor:
     """RMSNorm, then the product, the row's scale applied to the finished sum. -> [rows, out] float32"""
     wide = x.float()
     gained = (wide * norm.float()).to(x.dtype).float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    made = F.linear(gained, weight.float()) * scale
+    made = F.linear(gained, plain(weight)) * scale
     return made if bias is None else made + bias.float()
 
 
 def norm_qkv_rope(
     x: Tensor,  # [rows, hidden]
     norm: Tensor,
-    weight: Tensor,
+    weight: Weight,
     bias: Tensor | None,
     head_norms: Tensor | None,  # [2, dim]
     cos: Tensor,  # [positions, dim / 2]
@@ -49,12 +50,12 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype) * weight
 
 
-def linear_residual(x: Tensor, weight: Tensor, bias: Tensor | None, hidden: Tensor) -> Tensor:
-    made = F.linear(x.float(), weight.float(), None if bias is None else bias.float())
+def linear_residual(x: Tensor, weight: Weight, bias: Tensor | None, hidden: Tensor) -> Tensor:
+    made = F.linear(x.float(), plain(weight), None if bias is None else bias.float())
     return (hidden.float() + made).to(hidden.dtype)
 
 
-def norm_gate_up_silu(x: Tensor, norm: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def norm_gate_up_silu(x: Tensor, norm: Tensor, weight: Weight, bias: Tensor | None, eps: float) -> Tensor:
     gate, up = norm_linear(x, norm, weight, bias, eps).chunk(2, dim=-1)
     return (F.silu(gate) * up).to(x.dtype)
 

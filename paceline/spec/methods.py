@@ -116,7 +116,8 @@ PROPOSERS: dict[str, Method] = {
         | {
             "prompt_lookup_min": Option(1, whole(1, 32), "shortest n-gram looked up"),
             "prompt_lookup_max": Option(3, whole(1, 32), "longest n-gram looked up"),
-        },
+        }
+        | BY_PRICE,
         cross_check=_check_ngram,
         chain=lambda options: bool(options["node_budget"] <= options["num_speculative_tokens"]),
     ),
@@ -190,6 +191,7 @@ PROPOSERS: dict[str, Method] = {
         "trained heads on the target's last hidden state guess several tokens at once",
         depth=4,
         nodes=8,
+        options=BY_PRICE,
     ),
     "dflash": feature_method(
         "paceline.spec.feature.dflash:DFlashProposer",
@@ -201,7 +203,8 @@ PROPOSERS: dict[str, Method] = {
         "paceline.spec.model.layer_skip:LayerSkipProposer",
         "self-speculation: some of the target's layers draft, on its own KV",
         model_options()
-        | {"draft_layers": Option(None, optional(whole_list(0, 1000)), "layers that draft; else the tuned ones")},
+        | {"draft_layers": Option(None, optional(whole_list(0, 1000)), "layers that draft; else the tuned ones")}
+        | BY_PRICE,
         derive=derive_from_widths,
         cross_check=check_widths,
         chain=lambda options: options["tree_widths"] is None,

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
-from paceline.errors import RequestFailedError
+from paceline.errors import GrammarLimitError
 
 Work = tuple[Request, DraftTree]
 
@@ -79,7 +79,9 @@ class MaskMaker:
         constraint = waiting[0][0].constraint
         assert constraint is not None and self._thread is not None
         constraint.fail(
-            RequestFailedError(f"its grammar took more than {self._max_mask_s:g} s to say what may come next")
+            GrammarLimitError(
+                f"to say what may come next took more than {self._max_mask_s:g} s. Use fewer or simpler patterns"
+            )
         )
         self._thread.shutdown(wait=False)
         self._thread = None

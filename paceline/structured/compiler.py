@@ -15,6 +15,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from paceline.core.constraint import Allowed
+from paceline.core.processors import borrowed_processor
 from paceline.core.request import Request
 from paceline.core.structured import StructuredOutputsParams
 from paceline.core.tokenizer import Tokenizer
@@ -68,8 +69,9 @@ class Grammars:
         compiled = self.known(wanted)
         if compiled is not None:
             return compiled
-        text = self._trial.grammar_text(wanted, view.special_tokens)
-        matcher = LLMatcher(view.tokenizer, text, log_level=0, limits=self._parser_limits())
+        with borrowed_processor():
+            text = self._trial.grammar_text(wanted, view.special_tokens)
+            matcher = LLMatcher(view.tokenizer, text, log_level=0, limits=self._parser_limits())
         if matcher.is_error():
             raise InvalidRequestError(refusal(wanted, matcher.get_error()))
         compiled = CompiledGrammar(matcher, wanted.kind in ("grammar", "structural_tag") and _names_tokens(text))

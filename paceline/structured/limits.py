@@ -7,7 +7,8 @@ from dataclasses import dataclass
 class GrammarLimits:
     """All choices. Twice of a limit lets texts through that cost about twice as much."""
 
-    max_compile_s: float = 0.9  # of a processor: a refusal is to come within a second
+    # Of a processor. A refusal is to come within a second, also where the process for it has to be started (0.2 s).
+    max_compile_s: float = 0.7
     max_enum_values: int = 20_000  # in all enums of a schema together
     max_ebnf_chars: int = 100_000  # EBNF is translated to Lark in Python, at about a microsecond a character
     max_cached: int = 128  # compiled grammars kept

@@ -21,7 +21,7 @@ from paceline.core.constraint import Allowed, Forced
 from paceline.core.faults import request_error
 from paceline.core.request import Request
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.errors import RequestFailedError
+from paceline.errors import GrammarLimitError, RequestFailedError
 from paceline.structured.tree_walk import ROOT, Visit, walk
 
 if TYPE_CHECKING:
@@ -176,7 +176,9 @@ class OutputConstraint:
         for token in request.token_ids[request.num_prompt_tokens + self._num_taken :]:
             self._has_ended = self._has_ended or token in self._view.eos_token_ids
             if not self._has_ended and self._matcher.try_consume_tokens([token]) != 1:
-                raise RequestFailedError(f"its grammar does not allow token {token}: {self._matcher.get_error()}")
+                if self._matcher.is_error():
+                    raise _too_costly(self._matcher)
+                raise RequestFailedError(f"its grammar does not allow token {token}")
             self._num_taken += 1
         return self._matcher
 
@@ -230,5 +232,12 @@ class OutputConstraint:
 def _bits(matcher: LLMatcher) -> bytes:
     bits = matcher.compute_bitmask()
     if matcher.is_error():
-        raise RequestFailedError(f"its grammar cannot go on: {matcher.get_error()}")
+        raise _too_costly(matcher)
     return bits
+
+
+def _too_costly(matcher: LLMatcher) -> GrammarLimitError:
+    reason = " ".join(matcher.get_error().removesuffix("<non-verbose/>").split())
+    return GrammarLimitError(
+        f"to say what may come next takes more than one step may ({reason}). Use fewer or simpler patterns"
+    )

@@ -58,11 +58,11 @@ class DraftRecipe:
             theirs = self.target.decoder.layers[index]
             attn, mlp = mine.self_attn, mine.mlp
             sizes = [config.q_size, config.kv_size, config.kv_size]
-            _copy_rows(theirs.qkv.weight, theirs.qkv.bias, sizes, attn.q_proj, attn.k_proj, attn.v_proj)
-            _copy_rows(theirs.output.weight, theirs.output.bias, [config.hidden_size], attn.o_proj)
+            _copy_rows(theirs.qkv.plain, theirs.qkv.bias, sizes, attn.q_proj, attn.k_proj, attn.v_proj)
+            _copy_rows(theirs.output.plain, theirs.output.bias, [config.hidden_size], attn.o_proj)
             wide = [config.intermediate_size] * 2
-            _copy_rows(theirs.gate_up.weight, theirs.gate_up.bias, wide, mlp.gate_proj, mlp.up_proj)
-            _copy_rows(theirs.down.weight, theirs.down.bias, [config.hidden_size], mlp.down_proj)
+            _copy_rows(theirs.gate_up.plain, theirs.gate_up.bias, wide, mlp.gate_proj, mlp.up_proj)
+            _copy_rows(theirs.down.plain, theirs.down.bias, [config.hidden_size], mlp.down_proj)
             for norm, weight in (
                 (mine.input_layernorm, theirs.input_norm),
                 (mine.post_attention_layernorm, theirs.mlp_norm),

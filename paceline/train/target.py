@@ -55,7 +55,7 @@ class DenseTarget:
 
     @property
     def head(self) -> Tensor:
-        return self.decoder.head.weight  # [vocab, hidden]
+        return self.decoder.head.plain  # [vocab, hidden]
 
     @torch.no_grad()
     def forward(self, tokens: Tensor, hidden_layers: Sequence[int] = ()) -> TargetPass:
@@ -114,7 +114,7 @@ class DenseTarget:
         """Each [sequences, heads, positions, head_dim]"""
         config = self.config
         normed = self._norm(hidden, layer.input_norm)
-        qkv = F.linear(normed, layer.qkv.weight, layer.qkv.bias)
+        qkv = F.linear(normed, layer.qkv.plain, layer.qkv.bias)
         qkv = qkv.view(*qkv.shape[:-1], -1, config.head_dim)
         heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         query, key, value = torch.split(qkv, heads, dim=-2)
@@ -124,11 +124,11 @@ class DenseTarget:
         return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
     def _finish_layer(self, layer: Layer, hidden: Tensor, mixed: Tensor) -> Tensor:
-        output = F.linear(mixed.transpose(1, 2).flatten(2), layer.output.weight, layer.output.bias)
+        output = F.linear(mixed.transpose(1, 2).flatten(2), layer.output.plain, layer.output.bias)
         hidden = hidden + output
-        gate_up = F.linear(self._norm(hidden, layer.mlp_norm), layer.gate_up.weight, layer.gate_up.bias)
+        gate_up = F.linear(self._norm(hidden, layer.mlp_norm), layer.gate_up.plain, layer.gate_up.bias)
         gate, up = gate_up.chunk(2, dim=-1)
-        return hidden + F.linear(F.silu(gate) * up, layer.down.weight, layer.down.bias)
+        return hidden + F.linear(F.silu(gate) * up, layer.down.plain, layer.down.bias)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self.config.rms_norm_eps)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline.cli import doctor, doctor_profile
+from paceline.cli import doctor, doctor_profile, doctor_threads
 from paceline.cli.main import main
 from paceline.core.model_config import ModelConfig
 from paceline.models.layout import expected_shapes
@@ -81,6 +81,36 @@ def test_a_profile_has_every_product_and_every_step(
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     assert "unpacking" in printed and "gate_up" in printed and "waiting" in printed
+
+
+@pytest.mark.skipif(not native.available(), reason=str(native.unavailable_reason()))
+def test_decoding_is_shown_by_context_and_by_how_threads_wait(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.models.loader.load_model", lambda name, **options: toy())
+    monkeypatch.setattr(native, "measure_bandwidth", lambda threads: 1e9)
+    monkeypatch.setattr(doctor_threads, "PASSES", 2)
+    arguments = ["doctor", "--context", "5", "--repeats", "1", "--contexts", "16", "300", "--threads"]
+    assert main([*arguments, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    short, long = report["contexts"]
+    assert (short["context"], long["context"]) == (16, 300)
+    kv_bytes = 2 * CONFIG.num_layers * CONFIG.num_kv_heads * CONFIG.head_dim * 4
+    assert long["limit_s"] - short["limit_s"] == pytest.approx(284 * kv_bytes / 1e9)
+    assert {entry["way"] for entry in report["threads"]} == {"auto", "spin", "sleep"}
+    assert all(entry["beside"]["mean_s"] > 0 for entry in report["threads"])
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "limit tok/s" in printed and "beside a busy process" in printed
+
+
+def test_a_context_beyond_the_model_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.models.loader.load_model", lambda name, **options: toy())
+    monkeypatch.setattr(native, "measure_bandwidth", lambda threads: 1e9)
+    assert main(["doctor", "--context", "5", "--repeats", "1", "--contexts", "512"]) == 2
+    assert "from 1 to 511" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not native.available(), reason=str(native.unavailable_reason()))

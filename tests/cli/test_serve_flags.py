@@ -45,13 +45,23 @@ def test_flags_that_ask_for_nothing_are_named_in_one_line(
 
 
 @pytest.mark.parametrize(
-    "words", ["--tensor-parallel-size 2", "--kv-cache-dtype fp8", "--ssl-keyfile k", "--enable-lora"]
+    "words", ["--tensor-parallel-size 2", "--cpu-offload-gb 4", "--ssl-keyfile k", "--enable-lora"]
 )
 def test_flags_that_ask_for_something_are_refused_with_the_reason(started: dict[str, Any], words: str) -> None:
     name = words.split()[0].strip("-").replace("-", "_")
     with pytest.raises(InvalidOptionError) as refused:
         run("m", *words.split())
     assert (ENGINE | SERVE)[name].reason in str(refused.value) and not started
+
+
+def test_a_type_of_keys_that_does_not_exist_is_refused(
+    started: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        run("m", "--kv-cache-dtype", "fp8")
+    assert "'auto', 'int8'" in capsys.readouterr().err and not started
+    run("m", "--kv-cache-dtype", "int8")
+    assert started["options"]["kv_cache_dtype"] == "int8"
 
 
 def test_a_file_may_hold_them_too(started: dict[str, Any], tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ NODE = Path(__file__).parent / "node"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js"),
-    pytest.mark.skipif(not (NODE / "node_modules").is_dir(), reason="needs packages from npm: make test-clients"),
+    pytest.mark.skipif(
+        not (NODE / "node_modules" / ".installed").is_file(), reason="needs packages from npm: make test-clients"
+    ),
 ]
 
 

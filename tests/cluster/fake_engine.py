@@ -75,7 +75,7 @@ class FakeEngine:
     def shutdown(self) -> None:
         self.is_dead = True
 
-    async def keys(self, token_ids: Sequence[int], cache_salt: str) -> Sequence[Key]:
+    def keys(self, token_ids: Sequence[int], cache_salt: str) -> Sequence[Key]:
         return prompt_keys(token_ids[:-1], cache_salt)
 
     async def generate(
@@ -149,10 +149,10 @@ class FakeEngine:
 
     # blocks out
 
-    async def pin(self, hashes: Sequence[bytes]) -> list[bytes]:
+    async def pin(self, hashes: Sequence[bytes], num_read: int) -> tuple[list[bytes], list[bytes]]:
         self.num_held += 1
         count = next((i for i, one in enumerate(hashes) if one not in self.blocks), len(hashes))
-        return list(hashes[:count])
+        return list(hashes[:count]), [content(one) for one in hashes[: min(count, num_read)]]
 
     def num_pinned(self, lease: list[bytes]) -> int:
         return len(lease)
@@ -180,8 +180,13 @@ class FakeEngine:
             ticket["written"][i] = data
         return [True] * len(blocks)
 
-    async def commit(self, ticket: dict[str, Any], verified: Sequence[int]) -> int:
+    async def commit(
+        self, ticket: dict[str, Any], verified: Sequence[int], last: Sequence[tuple[int, bytes]]
+    ) -> tuple[list[bool], int]:
+        good = await self.write(ticket, last)
         self.num_held -= 1
-        assert set(verified) <= set(ticket["written"])
-        self._store([ticket["keys"][i].hash for i in verified])
-        return next((i for i, key in enumerate(ticket["keys"]) if key.hash not in self.blocks), len(ticket["keys"]))
+        stored = [*verified, *(i for i, _ in last)]
+        assert set(stored) <= set(ticket["written"])
+        self._store([ticket["keys"][i].hash for i in stored])
+        keys = ticket["keys"]
+        return good, next((i for i, key in enumerate(keys) if key.hash not in self.blocks), len(keys))

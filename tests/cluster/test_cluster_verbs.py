@@ -1,13 +1,17 @@
 """`paceline cluster`: what is wrong is said before anything is loaded."""
 
+import asyncio
+import os
 import socket
 from pathlib import Path
 
 import pytest
 
-from paceline.cli import cluster_up
+from paceline.cli import cluster_running, cluster_up
 from paceline.cli.cluster import VERBS
 from paceline.cli.main import _parser, main
+from paceline.cluster.status import ask
+from paceline.cluster.transport import UnreachableError
 
 
 @pytest.mark.parametrize(
@@ -15,6 +19,14 @@ from paceline.cli.main import _parser, main
     [
         (["up", "--policy", "hope"], "there is no policy 'hope': choose one of local, remote, dynamo"),
         (["up", "--router", "nearest"], "there is no router 'nearest': choose one of round_robin"),
+        (["up", "--policy", "dynamo,patience=3"], "policy dynamo has no option 'patience': it has max_local_tokens"),
+        (["up", "--router", "dynamo,temperature=hot"], "router dynamo: expected option=number, got 'temperature=hot'"),
+        (["up", "--worker-file", "/nowhere.json"], "/nowhere.json is not a worker file"),
+        (["up", "--workers-at", "somewhere"], "an address is HOST:PORT, got 'somewhere'"),
+        (["up", "--decode", "3", "--max-decode", "2"], "--max-decode 2 is fewer than --decode 3"),
+        (["up", "--max-decode", "2", "--workers-at", "a:1"], "they do not go with --workers-at"),
+        (["up", "--transport", "nixl"], "transport nixl is not built: it has not been tried"),
+        (["up", "--transport", "pigeon"], "there is no transport 'pigeon': choose one of tcp"),
         (["up", "--decode", "0"], "a cluster has 1 decode worker or more, got --prefill 1 --decode 0"),
         (["up", "--address", "auto"], "--address is of a Ray cluster: give --ray too"),
         (["up", "--ray", "--workers-at", "a:1"], "give one of them"),
@@ -36,6 +48,48 @@ def test_a_port_in_use_is_noticed_before_workers_start(capsys: pytest.CaptureFix
     assert f"cannot listen on 127.0.0.1:{port}" in capsys.readouterr().err
 
 
+def test_a_workers_port_in_use_is_noticed_before_the_model_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["cluster", "worker", "no-such-model", "--listen", f"127.0.0.1:{port}"]) == 2
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use; choose another --listen" in (
+        capsys.readouterr().err
+    )
+
+
+def test_an_address_where_something_else_answers_is_named() -> None:
+    async def run(answer: bytes) -> str:
+        ended = asyncio.Event()
+
+        async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(answer)
+            await reader.read()
+            writer.close()
+            ended.set()
+
+        server = await asyncio.start_server(other, "127.0.0.1", 0)
+        async with server:
+            with pytest.raises(UnreachableError) as found:
+                await ask("127.0.0.1", server.sockets[0].getsockname()[1], timeout_s=0.2)
+            await ended.wait()
+        return str(found.value)
+
+    assert "not a Paceline cluster connection" in asyncio.run(run(b"HTTP/1.1 400 Bad Request\r\n" + 40 * b" "))
+    assert "takes connections but says nothing: is it a worker?" in asyncio.run(run(b""))
+
+
+def test_a_cluster_that_starts_says_so_and_one_that_runs_is_not_started_twice(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_running.tempfile, "gettempdir", lambda: str(tmp_path))
+    with cluster_running.StateFile(8765).held():
+        assert main(["cluster", "status", "--port", "8765"]) == 0
+        assert f"the cluster at port 8765 is starting: process {os.getpid()}" in capsys.readouterr().out
+        assert main(["cluster", "up", "--port", "8765"]) == 2
+        assert "a cluster runs at port 8765 already" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_workers_elsewhere_that_do_not_answer_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
@@ -46,11 +100,11 @@ def test_workers_elsewhere_that_do_not_answer_are_named(capsys: pytest.CaptureFi
 def test_status_and_down_of_a_cluster_that_is_not_there_say_so(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_up.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(cluster_running.tempfile, "gettempdir", lambda: str(tmp_path))
     for verb in ("status", "down"):
         assert main(["cluster", verb, "--port", "8765"]) == 1
         assert "no cluster runs at port 8765" in capsys.readouterr().out
-    cluster_up._state_path(8765).write_text('{"pid": 999999999, "port": 8765, "workers": []}')  # it was killed
+    cluster_running.StateFile(8765).path.write_text('{"pid": 999999999, "port": 8765, "workers": []}')  # it was killed
     assert main(["cluster", "status", "--port", "8765"]) == 1
 
 

@@ -41,10 +41,11 @@ class Holder:
     num_reads_before_expiry: int = 99
     open_leases: int = 0
 
-    async def pin(self, hashes: Sequence[bytes]) -> list[bytes]:
+    async def pin(self, hashes: Sequence[bytes], num_read: int) -> tuple[list[bytes], list[bytes]]:
         self.open_leases += 1
         held = {key.hash for key in KEYS[: self.num_held]}
-        return [one for one in hashes if one in held]
+        lease = [one for one in hashes if one in held]
+        return lease, [content(Key(one)) for one in lease[:num_read]]
 
     def num_pinned(self, lease: list[bytes]) -> int:
         return len(lease)
@@ -76,10 +77,13 @@ class Taker:
         self.written.update(blocks)
         return [True] * len(blocks)
 
-    async def commit(self, ticket: Any, verified: Sequence[int]) -> int:
+    async def commit(
+        self, ticket: Any, verified: Sequence[int], last: Sequence[tuple[int, bytes]]
+    ) -> tuple[list[bool], int]:
+        self.written.update(last)
         self.open_tickets -= 1
-        self.here |= set(verified)
-        return next(i for i in range(len(KEYS) + 1) if i not in self.here)
+        self.here |= {*verified, *(i for i, _ in last)}
+        return [True] * len(last), next(i for i in range(len(KEYS) + 1) if i not in self.here)
 
 
 async def fetch(
@@ -130,7 +134,7 @@ def test_a_holder_of_a_part_sends_the_part_without_a_wait() -> None:
 
 
 def test_an_expired_lease_ends_the_transfer_and_what_came_is_kept() -> None:
-    holder = Holder(num_reads_before_expiry=1)
+    holder = Holder(num_reads_before_expiry=0)  # after the batch that comes with the lease
     fetched = asyncio.run(fetch(holder, Taker(), idle_s=60))
     assert fetched.num_blocks == 16 and holder.open_leases == 0
 

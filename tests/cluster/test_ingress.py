@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.cluster.delivery import Delivery, OutOfStepError
-from paceline.cluster.fetch import BATCH
+from paceline.cluster.fetch import PREFILL_BATCH
 from paceline.cluster.ingress import Ingress
 from paceline.cluster.policy import make_policy
 from paceline.cluster.router import NoWorkerError
@@ -117,13 +117,13 @@ Hurt = Callable[[Rig], None]
 
 
 def kill_in_step(name: str, at: int) -> Hurt:
-    """Kill that worker when a request has `at` tokens."""
+    """Kill that worker in the first step in which a request has `at` tokens or more."""
 
     def hurt(rig: Rig) -> None:
         node = rig.node(name)
 
         def on_step(request_id: str, num_tokens: int) -> None:
-            if num_tokens == at:
+            if num_tokens >= at:
                 node.engine.on_step = None
                 node.kill_soon()
 
@@ -166,12 +166,57 @@ POINTS: dict[str, Hurt] = {
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_worker_that_dies_at_any_point_changes_no_answer(point: str, n: int) -> None:
     async def run() -> None:
-        long = prompts(1, (BATCH + 4) * BLOCK + 3)[0]
+        long = prompts(1, (PREFILL_BATCH + 4) * BLOCK + 3)[0]
         async with cluster("prefill", "decode", "decode", router="round_robin") as rig:
             POINTS[point](rig)
             await rig.ask(long, n=n, logprobs=0)
             await rig.ask(long, "again", n=n)
             await rig.settled()
+
+    asyncio.run(run())
+
+
+SECONDS: dict[str, Hurt] = {
+    "the prefill worker, while it computes for the recovery": kill_in_step("prefill0", 0),
+    "the prefill worker, in the recovery's transfer": kill_at("prefill0", "read"),
+    "the next decode worker, before commit": kill_at("decode2", "commit"),
+    "the next decode worker, before its first token": kill_in_step("decode2", 0),
+    "the next decode worker, in mid-stream": kill_in_step("decode2", 14),
+}
+
+
+@pytest.mark.parametrize("second", SECONDS)
+def test_a_second_worker_that_dies_during_recovery_changes_no_answer(second: str) -> None:
+    async def run() -> None:
+        long = prompts(1, (PREFILL_BATCH + 4) * BLOCK + 3)[0]
+        async with cluster("prefill", "decode", "decode", "decode", router="round_robin") as rig:
+            prefill = rig.node("prefill0")
+
+            def hurt_next(request_id: str, num_tokens: int) -> None:
+                if num_tokens >= 10:
+                    rig.node("decode1").engine.on_step = None
+                    prefill.engine.blocks.clear()  # so that it computes again
+                    SECONDS[second](rig)
+                    rig.node("decode1").kill_soon()
+
+            rig.node("decode1").engine.on_step = hurt_next
+            await rig.ask(long, logprobs=0)
+            killed = [node.name for node in rig.nodes if node.worker is None]
+            assert len(killed) == 2, killed
+            assert rig.ingress.num_resumed == (2 if "decode2" in killed else 1)
+            await rig.settled()
+
+    asyncio.run(run())
+
+
+def test_how_long_a_stream_stood_still_is_measured_from_its_last_item() -> None:
+    async def run() -> None:
+        async with cluster("decode", "decode", router="round_robin", step_s=0.02) as rig:
+            kill_in_step("decode0", 10)(rig)
+            await rig.ask(PROMPT)
+            [recovery] = rig.ingress.recoveries
+            assert 0.02 <= recovery.gap_s < 2.0
+            assert recovery.reason == "the other side closed the connection"
 
     asyncio.run(run())
 

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from paceline.cluster.policy import POLICIES, Situation, WorkerLoad, make_policy
+from paceline.cluster.prefill_time import LEAST_ROWS
+from paceline.engine.row_cost import RowCost
 from paceline.errors import InvalidOptionError
-from tests.cluster.specs import time
+from tests.cluster.specs import LINEAR, time
 
 IDLE = WorkerLoad()
 
@@ -104,7 +106,16 @@ def test_prompt_times_of_one_worker_and_of_many_are_the_same() -> None:
 
 def test_a_token_delay_makes_chunks_short_while_streams_decode() -> None:
     model = time(max_token_delay_s=0.02)
-    assert model.chunk_rows(1) == 20  # 1 ms a row
+    assert model.chunk_rows(1) == 11  # of 12 rows in 21 ms
     assert model.chunk_rows(0) == 151  # 8 x 20 ms for the whole pass, of which the first row takes 10
     short, long = model.prompt_s(200, 0, 4), time().prompt_s(200, 0, 4)
     assert short.seconds > long.seconds
+
+
+@pytest.mark.parametrize("streams", [1, 2, 8, 30])
+def test_a_chunk_is_what_the_engines_account_of_rows_settles_at(streams: int) -> None:
+    account, rows = RowCost(), LEAST_ROWS
+    for _ in range(100):
+        account.learn(streams + rows, 0, LINEAR(streams + rows))
+        rows = max(LEAST_ROWS, account.rows_within(0.02, 0, 512))
+    assert abs(rows - time(max_token_delay_s=0.02).chunk_rows(streams)) <= 1

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -14,6 +14,7 @@ pytest.importorskip("paceline.kv.exchange", reason="the engine's seams are on an
 from paceline.cluster.app import RayCluster
 from paceline.cluster.backend import ClusterBackend
 from paceline.core.sampling_params import SamplingParams
+from paceline.errors import InvalidOptionError
 from paceline.llm import LLM, AsyncLLM
 from tests.bench.toy_llm import toy_model
 from tests.cluster.toy_worker import OPTIONS, slow_model
@@ -59,7 +60,7 @@ def test_a_killed_replica_changes_no_answer_and_is_replaced(ray_cluster: RayClus
         while backend.load().num_running == 0:
             await asyncio.sleep(0.02)
         ingress = backend._ingress
-        assert ingress is not None and backend._discovering is not None
+        assert ingress is not None
         decode = [link for link in ingress.links if link.hello["role"] == "decode"]
         victim = next(link for link in decode if link.figures.get("num_running"))
         os.kill(victim.figures["pid"], signal.SIGKILL)
@@ -69,7 +70,26 @@ def test_a_killed_replica_changes_no_answer_and_is_replaced(ray_cluster: RayClus
         while sum(link.is_up for link in ingress.links) < 3 and time.monotonic() < end_s:
             await asyncio.sleep(0.1)
         assert sum(link.is_up for link in ingress.links) == 3, "no new replica came"
-        backend._discovering.cancel()
-        await ingress.close()
+        await backend.stop()
 
     asyncio.run(run())
+
+
+def test_the_number_of_replicas_follows_and_those_that_go_are_forgotten(ray_cluster: RayCluster) -> None:
+    before = len(ray_cluster.addresses())
+    ray_cluster.scale("decode", 3)
+    wait_for(lambda: len(ray_cluster.addresses()) == before + 1)
+    ray_cluster.scale("decode", 2)
+    wait_for(lambda: len(ray_cluster.addresses()) == before)
+
+
+def test_an_address_without_a_ray_cluster_is_named_at_once() -> None:
+    with pytest.raises(InvalidOptionError, match=r"no Ray cluster answers at '127\.0\.0\.1:1': Connection refused"):
+        RayCluster(make_engine, [], {"decode": 1}, address="127.0.0.1:1").start()
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    end_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.1)

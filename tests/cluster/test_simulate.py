@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from paceline.cli.main import main
+from paceline.cluster.capacity import capacity
 from paceline.cluster.simulate.lru_cache import LRUCache
-from paceline.cluster.simulate.plan import Planner, Targets, capacity, replicas
+from paceline.cluster.simulate.plan import Planner, Targets, replicas
 from paceline.cluster.simulate.run import Fleet, simulate
 from paceline.cluster.simulate.trace import Synthetic, Trace, TraceRequest, read_trace
 from paceline.cluster.worker_spec import WorkerSpec
@@ -212,3 +213,22 @@ def test_bad_arguments_of_the_verb_say_what_is_wrong(
 ) -> None:
     assert main(["cluster", "simulate", "--worker", worker_file(tmp_path), "--load", "requests=5", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_passes_that_differ_by_chance_spread_the_gaps_and_nothing_else() -> None:
+    trace = Synthetic(requests=60, rate=2.0, prompt=50, output=20).trace()
+    plain = simulate(trace, Fleet(spec(), 1))
+    uneven = simulate(trace, Fleet(spec(pass_spread=(*[0.9] * 90, *[1.9] * 10)), 1))
+    assert uneven.ttft_s.tolist() == plain.ttft_s.tolist()
+    assert uneven.gaps.percentile(50) == pytest.approx(0.9 * plain.gaps.percentile(50), rel=0.03)
+    assert uneven.gaps.percentile(99) > 1.5 * plain.gaps.percentile(50)
+    with pytest.raises(InvalidOptionError, match="pass_spread must have one factor or more"):
+        spec(pass_spread=())
+
+
+def test_a_prompt_slows_down_after_passes_that_only_decode_as_in_the_engine() -> None:
+    """The engine's price of a row is learned from the newest passes: it begins with few rows and speeds up."""
+    limited = spec(max_token_delay_s=0.02)
+    alone = simulate(Trace([TraceRequest(0.0, 320, 1)], 16), Fleet(limited, 1))
+    later = simulate(Trace([TraceRequest(0.0, 16, 8), TraceRequest(5.0, 320, 1)], 16), Fleet(limited, 1))
+    assert later.ttft_s[1] > 1.05 * alone.ttft_s[0]

@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any
 
+from paceline.cluster.parent import Parent
 from paceline.cluster.worker_main import run_worker
 from paceline.llm import AsyncLLM
 from tests.bench.toy_llm import toy_model
@@ -36,4 +37,4 @@ if __name__ == "__main__":
     args = parser.parse_args()
     host, _, port = args.listen.rpartition(":")
     llm = AsyncLLM(slow_model(0.005), {"method": "ngram"}, **OPTIONS)
-    sys.exit(asyncio.run(run_worker(llm, METHODS, args.role, args.worker_name, host, int(port))))
+    sys.exit(asyncio.run(run_worker(llm, METHODS, args.role, args.worker_name, host, int(port), Parent())))

@@ -1,6 +1,9 @@
 """The engine on captured passes of the fused kernels, on a GPU: one answer, alone, in a batch, and with drafts."""
 
+import itertools
 import random
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,19 +11,34 @@ import torch
 from paceline.core.request import Request
 from paceline.models.config import config_from_dict
 from paceline.models.decoder import Decoder
+from paceline.models.loader import LoadedModel
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.static_inputs import PassRoom
 from tests.engine.test_flight import again, run_with_random_events, some_request
 from tests.engine.test_padded_passes import METHODS, NEED_LOGITS, PLAIN, WARM, asked, clock_of
-from tests.engine.test_rounds import CHAIN, HOT, TREE
+from tests.engine.test_rounds import (
+    CHAIN,
+    FIRST_LAYERS,
+    HOT,
+    LAYERS,
+    LOOKUPS,
+    MEDUSA_TREE,
+    NGRAM_TREE,
+    NGRAMS,
+    TREE,
+    assert_same_trees,
+    watch,
+    without_rounds,
+)
 from tests.models.small_models import hf_config_dict, random_weights
-from tests.toy import EOS, VOCAB, run_all, toy_core, toy_request
+from tests.toy import EOS, VOCAB, ToyTokenizer, run_all, toy_core, toy_request
 
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
 
+STRESS_SECONDS = 300
 OPTIONS = [PLAIN, WARM, {"temperature": 20.0}, *NEED_LOGITS]
 
 
@@ -90,7 +108,7 @@ def test_rounds_change_no_output(seed: int) -> None:
     def capture(room: PassRoom) -> PaddedDecoder:
         return PaddedDecoder(fused, CapturedPasses(fused), room, sizes=(1, 2, 4, 8, 16, 32, 64))
 
-    for config in (TREE, CHAIN):
+    for config in (TREE, CHAIN, NGRAMS, NGRAM_TREE, MEDUSA_TREE, LAYERS, FIRST_LAYERS):
         core = toy_core(
             config, decoder=fused, capture=capture, num_blocks=rng.choice([60, 120]), max_num_batched_tokens=64
         )
@@ -100,5 +118,65 @@ def test_rounds_change_no_output(seed: int) -> None:
             answer, found = expected[request.request_id], request.output_token_ids
             assert found == (answer[: len(found)] if request.request_id in aborted else answer), request
         assert core.clock.num_ahead > 5, "meant to run in rounds"
-        accepted = core.speculator.stats()["eagle3"]["num_accepted_tokens"]
+        accepted = core.speculator.stats()[config["method"]]["num_accepted_tokens"]
         assert accepted > 5, "meant to accept drafts"
+
+
+@pytest.mark.parametrize("method", LOOKUPS)
+def test_lookups_on_the_device_make_the_trees_of_the_host(method: str) -> None:
+    from paceline.models.captured_passes import CapturedPasses
+    from paceline.models.fused_decoder import FusedDecoder
+
+    config = config_from_dict(hf_config_dict("qwen3", vocab_size=VOCAB, eos_token_id=EOS))
+    fused = FusedDecoder(Decoder(config, random_weights(config), dtype=torch.bfloat16, device="cuda"))
+
+    def capture(room: PassRoom) -> PaddedDecoder:
+        return PaddedDecoder(fused, CapturedPasses(fused), room, sizes=(1, 2, 4, 8, 16, 32, 64))
+
+    stepwise, core = (
+        toy_core(LOOKUPS[method], decoder=fused, capture=capture, num_blocks=128, max_num_batched_tokens=64)
+        for _ in range(2)
+    )
+    expected, seen = watch(without_rounds(stepwise)), watch(core)
+    plain = run_all(stepwise, asked([PLAIN], 5, max_tokens=60))
+    assert run_all(core, asked([PLAIN], 5, max_tokens=60)) == plain
+    assert core.clock.num_ahead >= core.clock.num_steps // 2, "meant to run in rounds"
+    assert_same_trees(seen, expected, max_depth=4)
+
+
+def test_a_draft_model_that_is_the_targets_twin_is_right_in_rounds() -> None:
+    """Its own keys stay in step with the target's, whatever was accepted."""
+    from paceline.models.captured_passes import CapturedPasses
+    from paceline.models.fused_decoder import FusedDecoder
+
+    config = config_from_dict(hf_config_dict("qwen3", vocab_size=VOCAB, eos_token_id=EOS))
+    weights = random_weights(config)
+    fused, twin = (FusedDecoder(Decoder(config, weights, dtype=torch.bfloat16, device="cuda")) for _ in range(2))
+
+    def capture(room: PassRoom) -> PaddedDecoder:
+        return PaddedDecoder(fused, CapturedPasses(fused), room, sizes=(1, 2, 4, 8, 16, 32, 64))
+
+    def capture_twin(room: PassRoom) -> PaddedDecoder:
+        return PaddedDecoder(twin, CapturedPasses(twin), room)
+
+    loaded = LoadedModel("twin", Path(), config, twin, ToyTokenizer(), "toy", capture_twin)
+    core = toy_core(
+        {"method": "draft_model", "model": loaded, "num_speculative_tokens": 4},
+        decoder=fused, capture=capture, num_blocks=128, max_num_batched_tokens=64,
+    )  # fmt: skip
+    plain = toy_core(None, decoder=fused, capture=capture, num_blocks=128, max_num_batched_tokens=64)
+    expected = run_all(plain, asked([PLAIN, WARM], 6, max_tokens=40))
+    assert run_all(core, asked([PLAIN, WARM], 6, max_tokens=40)) == expected
+    assert core.clock.num_ahead > 3, "meant to run in rounds"
+    accepted = core.speculator.stats()["draft_model"]["num_accepted_tokens"]
+    assert accepted >= 0.6 * sum(map(len, expected))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_five_minutes_of_random_arrivals_cancellations_stops_and_small_pools_change_no_output() -> None:
+    seeds, end = itertools.count(1000), time.monotonic() + STRESS_SECONDS
+    while time.monotonic() < end:
+        seed = next(seeds)
+        test_random_arrivals_cancellations_stops_and_small_pools_change_no_output(seed)
+        test_rounds_change_no_output(seed)

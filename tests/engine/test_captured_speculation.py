@@ -4,21 +4,26 @@ import pytest
 
 from paceline.engine.captured_speculation import where_captured
 from paceline.spec.config.speculative_config import SpeculativeConfig
-from paceline.spec.feature.round_sizes import LARGEST, OPTIONS
+from paceline.spec.round_sizes import OPTIONS, largest_of
 
 
 def test_auto_is_the_trained_drafter_by_price_or_plain_decoding() -> None:
     config, may_fall_back = where_captured(SpeculativeConfig.parse("auto"))
     assert config is not None and config.method == "eagle3" and may_fall_back
-    assert config.options["size_by_price"] and config.node_budget == LARGEST.num_nodes
+    assert config.options["size_by_price"] and config.node_budget == largest_of("eagle3").num_nodes
 
 
-@pytest.mark.parametrize("method", ["eagle3", "eagle"])
+@pytest.mark.parametrize("method", OPTIONS)
 def test_a_drafter_with_rounds_takes_the_size_that_pays(method: str) -> None:
-    config, may_fall_back = where_captured(SpeculativeConfig.parse({"method": method, "model": "untrained"}))
+    others: dict[str, dict[str, object]] = {
+        "ngram": {"prompt_lookup_max": 5},
+        "layer_skip": {"draft_sampling": "greedy"},
+    }
+    own = others.get(method, {"model": "untrained"})
+    config, may_fall_back = where_captured(SpeculativeConfig.parse({"method": method, **own}))
     assert config is not None and not may_fall_back
-    assert (config.method, config.options["model"]) == (method, "untrained")
-    assert config.options["size_by_price"] and config.num_speculative_tokens == LARGEST.max_depth
+    assert config.method == method and own.items() <= config.options.items()
+    assert config.options["size_by_price"] and config.num_speculative_tokens == largest_of(method).max_depth
 
 
 @pytest.mark.parametrize(
@@ -29,7 +34,8 @@ def test_a_drafter_with_rounds_takes_the_size_that_pays(method: str) -> None:
         {"method": "eagle3", "rejection_sample_method": "rejection"},
         {"method": "auto", "members": ["ngram"]},
         {"method": "auto", "node_budget": 5},
-        {"method": "ngram"},
+        {"method": "ngram", "num_speculative_tokens": 4},
+        {"method": "suffix"},
         {"method": "none"},
     ],
 )
@@ -39,5 +45,7 @@ def test_what_the_user_chose_is_kept(given: dict[str, object]) -> None:
     assert where_captured(None) == (None, False)
 
 
-def test_the_largest_size_holds_all_others() -> None:
-    assert all(option.nodes <= LARGEST.num_nodes and option.depth <= LARGEST.max_depth for option in OPTIONS)
+@pytest.mark.parametrize("method", OPTIONS)
+def test_the_largest_size_holds_all_others(method: str) -> None:
+    nodes, depth = largest_of(method)[:2]
+    assert all(option.nodes <= nodes and option.depth <= depth for option in OPTIONS[method])

@@ -56,8 +56,8 @@ def test_no_pass_is_launched_ahead_of_tokens_that_the_host_chooses(options: dict
     assert core.clock.num_steps > 3 and core.clock.num_ahead == 0
 
 
-def test_no_pass_is_launched_ahead_of_a_draft() -> None:
-    core = ahead_core(speculative={"method": "ngram", "num_speculative_tokens": 3})
+def test_no_pass_is_launched_ahead_of_a_draft_of_the_host() -> None:
+    core = ahead_core(speculative={"method": "recycling", "num_speculative_tokens": 3, "node_budget": 6})
     run_all(core, [toy_request("r", [1, 2, 3] * 4, max_tokens=20)])
     assert core.clock.num_steps > 3 and core.clock.num_ahead == 0
 

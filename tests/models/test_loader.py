@@ -2,6 +2,7 @@
 
 import importlib.util
 import logging
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,13 +12,15 @@ import torch
 from paceline.core.forward import Decoder as AnyDecoder
 from paceline.core.model_config import ModelConfig
 from paceline.core.weights import QuantizedTensor
-from paceline.errors import InvalidOptionError
-from paceline.models import loader
+from paceline.errors import InvalidOptionError, ModelLoadError
+from paceline.models import loader, memory
 from paceline.models.convert import convert_gguf
 from paceline.models.decoder import Decoder
 from paceline.models.gguf_file import GgufFile
+from paceline.models.layout import expected_shapes
 from paceline.models.loader import load_model
 from paceline.models.loading import load_config, load_weights
+from paceline.models.memory import weight_bytes
 from paceline.ops import native
 from tests.forward_batches import Pool, Rows
 from tests.models.small_gguf import BLOCK_CONFIG, write_model
@@ -74,6 +77,7 @@ class OnCuda:
     dtype: torch.dtype
     device: torch.device
     batch_invariant: bool
+    packs: bool
     draws_tokens: bool = False
 
 
@@ -112,6 +116,41 @@ def test_cuda_runs_captured_passes_of_the_fused_kernels_where_these_can_run(
     write_model(path, hf_model("llama", head_dim=320, hidden_size=48, num_attention_heads=2, num_key_value_heads=1))
     large = load_model(str(path), device="cuda")
     assert large.capture is None and large.decoder.batch_invariant, "the plain Triton kernels take them"
+
+
+def test_cuda_keeps_the_blocks_of_a_quantized_file_where_asked_and_where_widened_ones_take_too_much(
+    gguf_path: Path, gpu: pytest.MonkeyPatch
+) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    wide = load_model(str(gguf_path), device="cuda")
+    assert not wide.decoder.packs and isinstance(wide.decoder.weights[name], torch.Tensor)
+    kept = load_model(str(gguf_path), device="cuda", quantization="gguf")
+    assert kept.decoder.packs and kept.decoder.dtype == torch.bfloat16 and "own blocks" in kept.execution
+    assert isinstance(kept.decoder.weights[name], QuantizedTensor)
+    widened = sum(math.prod(shape) for shape in expected_shapes(wide.config).values()) * 2
+    with gpu.context() as small:
+        small.setattr(torch.cuda, "mem_get_info", lambda *args: (2 * widened - 2, 2 * widened))
+        small.setattr(memory, "PACKED_BYTES", 0.1)  # of a file that is mostly its tokenizer
+        assert load_model(str(gguf_path), device="cuda").decoder.packs
+    again = load_model(str(gguf_path), device="cuda", quantization="int8")
+    assert again.decoder.packs and again.decoder.weights[name].kind == "Q8_0" and "int8" in again.execution
+    for options in ({"dtype": "bfloat16"}, {"quantization": None}, {"kernels": "torch"}, {"batch_invariant": False}):
+        plain = load_model(str(gguf_path), device="cuda", **options)
+        assert not plain.decoder.packs and isinstance(plain.decoder.weights[name], torch.Tensor)
+    with pytest.raises(InvalidOptionError, match="'gguf' needs the native CPU kernels, or on CUDA the fused ones"):
+        load_model(str(gguf_path), device="cuda", quantization="gguf", kernels="torch")
+
+
+def test_too_little_memory_of_a_gpu_is_seen_before_loading(gguf_path: Path, gpu: pytest.MonkeyPatch) -> None:
+    """Packed weights, and the embedding beside them."""
+    config = load_config(gguf_path)
+    embedding = 2 * config.vocab_size * config.hidden_size
+    packed = weight_bytes(gguf_path, config, torch.bfloat16, "gguf")
+    gpu.setattr(torch.cuda, "mem_get_info", lambda *args: (packed + embedding, 10**12))
+    load_model(str(gguf_path), device="cuda")
+    gpu.setattr(torch.cuda, "mem_get_info", lambda *args: (packed + embedding - 1, 10**12))
+    with pytest.raises(ModelLoadError, match=r"takes about 0\.\d GB of GPU memory"):
+        load_model(str(gguf_path), device="cuda")
 
 
 @pytest.mark.parametrize("lacks", ["the package triton", "compute capability 8.0", "heads of 8 numbers"])

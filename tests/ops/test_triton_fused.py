@@ -23,13 +23,13 @@ def triton_version() -> tuple[int, ...]:
         return ()
 
 
-def run_cases(cases: Path, *, only: str = "", **environment: str) -> None:
+def run_cases(*cases: Path, only: str = "", **environment: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:xdist", "-p", "no:cacheprovider"]
     warnings = ["-W", "ignore::RuntimeWarning", "-W", "ignore::UserWarning"]  # numpy's about inf, Triton's about itself
     done = subprocess.run(
-        [*command, *warnings, "-k", only, str(cases)],
+        [*command, *warnings, "-k", only, *map(str, cases)],
         env=os.environ | environment,
-        cwd=cases.parents[2],
+        cwd=cases[0].parents[2],
         capture_output=True,
         text=True,
         check=False,

@@ -21,10 +21,10 @@ from paceline.ops.triton.draft_attention import KEYS, PathScratch, attend_paths
 from paceline.ops.triton.draft_top import head_top, num_stretches
 from paceline.ops.triton.fused_linear import linear_rows, split_sizes
 from paceline.ops.triton.tiles import Tile
-from paceline.spec.feature.captured_drafts import read_trees
 from paceline.spec.feature.draft_inputs import DraftInputs, DraftViews, RequestInts
 from paceline.spec.feature.draft_levels import DraftRoom, DraftShape, PlainDraft, plain_attend, plain_top
 from paceline.spec.feature.fused_draft import FusedDraft
+from paceline.spec.tree_answers import read_trees
 
 INTERPRETED = triton.knobs.runtime.interpret
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -105,7 +105,7 @@ def test_the_likeliest_tokens_and_their_probabilities(scales: list[float], width
     for level in range(2):
         ids = torch.zeros(len(x), k, dtype=torch.int32, device=DEVICE)
         log_probs = torch.zeros(len(x), k, device=DEVICE)
-        head_top(x, norm, weight, given, level, target_ids, packed, sums, ids, log_probs, 1e-5, tile)
+        head_top(x, weight * norm, given, level, target_ids, packed, sums, ids, log_probs, 1e-5, tile, scaled=True)
         expected_ids, expected = plain_top((normed @ weight.t()).view(NUM_REQUESTS, width, -1), given, level, k)
         assert ids.tolist() == target_ids[expected_ids].flatten(0, 1).tolist()
         torch.testing.assert_close(log_probs, expected.flatten(0, 1), rtol=1e-4, atol=1e-4)
@@ -120,7 +120,7 @@ def test_a_product_that_is_not_added_overwrites_what_was_there(splits: int, bias
     num_parts, num_arrivals = split_sizes(17, 20, tile)
     parts, out = torch.full((num_parts,), torch.nan, device=DEVICE), torch.full((17, 20), torch.nan, device=DEVICE)
     arrivals = torch.zeros(num_arrivals, dtype=torch.int32, device=DEVICE)
-    linear_rows(x, None, weight, row, out, parts, arrivals, 0.0, tile)
+    linear_rows(x, weight, row, out, parts, arrivals, 0.0, tile)
     torch.testing.assert_close(out, torch.nn.functional.linear(x, weight, row), rtol=1e-4, atol=1e-3)
 
 

@@ -17,7 +17,7 @@ from paceline.core.tree import DraftTree
 from paceline.models.captured_passes import CapturedPasses
 from paceline.models.config import config_from_dict
 from paceline.models.decoder import Decoder
-from paceline.models.fused_decoder import FusedDecoder
+from paceline.models.fused_decoder import Cuts, FusedDecoder
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.plain_passes import advance_views
 from paceline.models.static_inputs import PassRoom, StaticInputs
@@ -26,12 +26,12 @@ from paceline.ops.random import Purpose, keyed_uniform, noise_key
 from paceline.ops.triton import noise as triton_noise
 from paceline.ops.triton.advance import RowInputs, advance_rows
 from paceline.ops.triton.embed import DrawnBefore, embed_rows
-from paceline.ops.triton.fused_head import RowNoise, head_tiles, norm_head_logits, norm_head_tokens
+from paceline.ops.triton.fused_head import RowNoise, head_logits, head_tiles, head_tokens
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
 from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
-from paceline.ops.triton.norm_rows import norm_rows
-from paceline.ops.triton.tiles import Tile
+from paceline.ops.triton.norm_rows import norm_wanted, scale_rows
+from paceline.ops.triton.tiles import Cut, Tile
 from tests.forward_batches import Pool, Rows
 from tests.models.small_models import hf_config_dict, random_weights
 
@@ -61,12 +61,20 @@ def assert_close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 # One function per kernel: rows of x -> everything that the kernel writes for them.
 
 
-def run_qkv(x: Tensor, *, bias: bool = True, head_norm: bool = False) -> Tensor:
+FEW_ROWS, WIDE_TILE = Cut(16, TILE), Tile(out=32, into=16, warps=2, stages=3)
+
+
+def run_qkv(
+    x: Tensor, *, bias: bool = True, head_norm: bool = False, gained: bool = False, cut: Cut = FEW_ROWS,
+    scales: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """`gained`: the rows have the norm's gains, as before a packed weight; else the weight has them"""
     num_rows, dtype = len(x), x.dtype
     query = torch.zeros(num_rows, HEADS.num_q, HEADS.dim, dtype=dtype, device=DEVICE)
     kv = torch.zeros(2, 2 * num_rows, HEADS.num_kv, HEADS.dim, dtype=dtype, device=DEVICE)
-    arguments = qkv_arguments(num_rows, dtype, bias, head_norm)
-    norm_qkv_rope(x, *arguments, query, kv, HEADS, EPS, TILE)
+    norm, weight, *others = arguments = qkv_arguments(num_rows, dtype, bias, head_norm)
+    rows, weight = (with_gains(x, norm), weight) if gained else (x, with_gains(weight, norm))
+    norm_qkv_rope(rows, x, weight, *others, query, kv, HEADS, EPS, cut.tile, scales=scales, row_tile=cut.rows)
     own = kv[:, arguments[-1].long()]
     assert kv.count_nonzero() == own.count_nonzero(), "a slot of nobody was written"
     return torch.cat([query.flatten(1), own[0].flatten(1), own[1].flatten(1)], dim=1)
@@ -100,10 +108,18 @@ def run_residual(x: Tensor, *, splits: int = 1, bias: bool = True) -> Tensor:
     return hidden
 
 
-def run_gate_up(x: Tensor, *, bias: bool = True) -> Tensor:
+def run_gate_up(
+    x: Tensor, *, bias: bool = True, gained: bool = False, cut: Cut = FEW_ROWS, scales: Tensor | None = None
+) -> Tensor:
     out = torch.zeros(len(x), OUTPUTS // 2, dtype=x.dtype, device=DEVICE)
-    norm_gate_up_silu(x, *gate_up_arguments(x.dtype, bias), out, EPS, TILE)
+    norm, weight, bias_row = gate_up_arguments(x.dtype, bias)
+    rows, weight = (with_gains(x, norm), weight) if gained else (x, with_gains(weight, norm))
+    norm_gate_up_silu(rows, x, weight, bias_row, out, EPS, cut.tile, scales=scales, row_tile=cut.rows)
     return out
+
+
+def with_gains(rows: Tensor, gains: Tensor) -> Tensor:
+    return (rows.float() * gains.float()).to(rows.dtype)
 
 
 def gate_up_arguments(dtype: torch.dtype, bias: bool) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -117,8 +133,14 @@ def gate_up_arguments(dtype: torch.dtype, bias: bool) -> tuple[Tensor, Tensor, T
 def run_logits(x: Tensor) -> Tensor:
     logits = torch.zeros(len(x), OUTPUTS, device=DEVICE)
     norm, weight, _ = gate_up_arguments(x.dtype, False)
-    norm_head_logits(x, ints(list(range(len(x)))), norm, weight, logits, EPS, TILE)
+    head_logits(normed(x, norm), weight, logits, TILE)
     return logits
+
+
+def normed(x: Tensor, norm: Tensor) -> Tensor:
+    out = torch.full_like(x, torch.nan)
+    norm_wanted(x, ints(list(range(len(x)))), norm, out, EPS)
+    return out
 
 
 def run_tokens(x: Tensor, noise: RowNoise | None = None, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -128,7 +150,7 @@ def run_tokens(x: Tensor, noise: RowNoise | None = None, weight: Tensor | None =
     tokens, best = torch.zeros(num_rows, dtype=torch.int32, device=DEVICE), torch.zeros(num_rows, device=DEVICE)
     norm, head, _ = gate_up_arguments(x.dtype, False)
     head = head if weight is None else weight
-    norm_head_tokens(x, ints(list(range(num_rows))), norm, head, scores, ids, tokens, best, noise, EPS, TILE)
+    head_tokens(normed(x, norm), head, scores, ids, tokens, best, noise, TILE)
     return tokens, best
 
 
@@ -203,8 +225,10 @@ def test_logits_are_those_of_the_twin(dtype: torch.dtype) -> None:
 COMPANY: dict[str, Callable[[Tensor], Tensor]] = {
     "qkv": run_qkv,
     "qkv, head norm": lambda x: run_qkv(x, head_norm=True),
+    "qkv, gains in the rows": lambda x: run_qkv(x, gained=True),
     "residual": run_residual,
     "gate and up": run_gate_up,
+    "gate and up, gains in the rows": lambda x: run_gate_up(x, gained=True),
     "logits": run_logits,
     "token scores": lambda x: run_tokens(x)[1],
 }
@@ -224,26 +248,42 @@ def test_bits_of_a_split_sum_do_not_depend_on_the_other_rows() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_norm_before_the_product_gives_what_the_norm_inside_it_does(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("head_norm", [False, True])
+@pytest.mark.parametrize("gained", [False, True])
+def test_scales_found_before_give_what_those_found_inside_do(dtype: torch.dtype, head_norm: bool, gained: bool) -> None:
     """With programs of another shape, as passes of many rows have them. On a GPU to the bit."""
-    x = random(37, HIDDEN, seed=0, dtype=dtype)
-    norm, weight, bias = gate_up_arguments(dtype, True)
-    gained, scales = torch.full_like(x, torch.nan), torch.full((37,), torch.nan, device=DEVICE)
-    norm_rows(x, norm, gained, scales, EPS, TILE)
-    mlp = torch.zeros(37, OUTPUTS // 2, dtype=dtype, device=DEVICE)
-    wide = Tile(out=32, into=16, warps=2, stages=3)
-    norm_gate_up_silu(gained, norm, weight, bias, mlp, EPS, wide, scales=scales, row_tile=32)
-    assert_equal_or_close_where_interpreted(mlp, run_gate_up(x), dtype)
+    x, wide = random(37, HIDDEN, seed=0, dtype=dtype), Cut(32, WIDE_TILE)
+    scales = torch.full((37,), torch.nan, device=DEVICE)
+    scale_rows(x, scales, EPS)
+    torch.testing.assert_close(scales, torch.rsqrt(x.float().square().mean(-1) + EPS), rtol=1e-5, atol=0)
+    mlp, qkv = run_gate_up(x, gained=gained), run_qkv(x, head_norm=head_norm, gained=gained)
+    for found_before in (None, scales):
+        found = run_gate_up(x, gained=gained, cut=wide, scales=found_before)
+        assert_equal_or_close_where_interpreted(found, mlp, dtype)
+        found = run_qkv(x, head_norm=head_norm, gained=gained, cut=wide, scales=found_before)
+        assert_equal_or_close_where_interpreted(found, qkv, dtype)
 
-    arguments = qkv_arguments(37, dtype, True, False)
-    gained.fill_(torch.nan)
-    norm_rows(x, arguments[0], gained, scales, EPS, TILE)
-    query = torch.zeros(37, HEADS.num_q, HEADS.dim, dtype=dtype, device=DEVICE)
-    kv = torch.zeros(2, 74, HEADS.num_kv, HEADS.dim, dtype=dtype, device=DEVICE)
-    norm_qkv_rope(gained, *arguments, query, kv, HEADS, EPS, wide, scales=scales, row_tile=32)
-    own = kv[:, arguments[-1].long()]
-    found = torch.cat([query.flatten(1), own[0].flatten(1), own[1].flatten(1)], dim=1)
-    assert_equal_or_close_where_interpreted(found, run_qkv(x), dtype)
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_the_stream_is_also_written_with_the_gains_of_the_norm_behind_it(splits: int) -> None:
+    x, gains = random(18, 1300, seed=0), 1.0 + 0.2 * random(OUTPUTS, seed=1)
+    tile = Tile(16, 32, 2, 3, splits)
+    hidden, weight = x[:, :OUTPUTS].clone(), random(OUTPUTS, 1300, seed=6)
+    num_parts, num_arrivals = split_sizes(18, OUTPUTS, tile)
+    parts, arrivals = torch.zeros(num_parts, device=DEVICE), ints([0] * num_arrivals)
+    gained = torch.full_like(hidden, torch.nan)
+    linear_residual(x, weight, None, hidden, parts, arrivals, tile, gains=gains, gained=gained)
+    assert_close(hidden, fused_reference.linear_residual(x, weight, None, x[:, :OUTPUTS]), torch.float32)
+    assert torch.equal(gained, hidden * gains)
+
+
+def test_only_wanted_rows_are_normed_before_the_head() -> None:
+    x, norm = random(5, HIDDEN, seed=0), 1.0 + 0.2 * random(HIDDEN, seed=1)
+    out = torch.full((3, HIDDEN), torch.nan, device=DEVICE)
+    norm_wanted(x, ints([4, 0, 2]), norm, out, EPS, count=ints([2]))
+    expected = x[[4, 0]] * torch.rsqrt(x[[4, 0]].square().mean(-1, keepdim=True) + EPS) * norm
+    torch.testing.assert_close(out[:2], expected)
+    assert out[2].isnan().all()
 
 
 def assert_equal_or_close_where_interpreted(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
@@ -279,16 +319,16 @@ def test_the_lowest_id_wins_where_logits_tie() -> None:
 
 def test_only_as_many_rows_as_are_counted_get_logits_and_tokens() -> None:
     x, norm, weight = random(19, HIDDEN, seed=0), *gate_up_arguments(torch.float32, False)[:2]
-    rows, whole = ints(list(range(19))), run_logits(x)
+    x, whole = normed(x, norm), run_logits(x)
     for count in (0, 3, 17, 19):
         logits = torch.full((19, OUTPUTS), -1.0, device=DEVICE)
-        norm_head_logits(x, rows, norm, weight, logits, EPS, TILE, count=ints([count]))
+        head_logits(x, weight, logits, TILE, count=ints([count]))
         assert torch.equal(logits[:count], whole[:count])
         assert (logits[count:] == -1.0).all()
         scores = torch.zeros(19, head_tiles(OUTPUTS, TILE), device=DEVICE)
         ids = torch.zeros_like(scores, dtype=torch.int32)
         tokens, best = torch.zeros(19, dtype=torch.int32, device=DEVICE), torch.zeros(19, device=DEVICE)
-        norm_head_tokens(x, rows, norm, weight, scores, ids, tokens, best, None, EPS, TILE, count=ints([count]))
+        head_tokens(x, weight, scores, ids, tokens, best, None, TILE, count=ints([count]))
         assert torch.equal(tokens[:count].long(), whole[:count].argmax(-1))
         assert not scores[count:].any()
 
@@ -353,7 +393,10 @@ def test_the_fused_decoder_gives_the_same_with_programs_of_many_rows() -> None:
     batch = pool.batch(Rows(1, 0, [3, 4]), Rows(0, 25, [7], DraftTree([1, 2, 3], [-1, 0, 0])), device=DEVICE)
     kv = random(2, 2, pool.num_slots, config.num_kv_heads, config.head_dim, seed=0)
     few = FusedDecoder(plain).forward(batch, kv.clone())
-    many = FusedDecoder(plain, row_tile=32).forward(batch, kv.clone())
+    wide = Cut(32, WIDE_TILE)
+    many = FusedDecoder(plain, cuts=lambda base, layer, rows: Cuts(wide, wide, wide, wide, wide)).forward(
+        batch, kv.clone()
+    )
     assert_equal_or_close_where_interpreted(many.logits, few.logits, torch.float32)
 
 

@@ -85,6 +85,9 @@ class FakeBackend:
     def method_of(self, params: SamplingParams) -> str:
         return _method(params)
 
+    def cluster(self) -> None:
+        return None
+
     def load(self) -> Load:
         return Load(len(self.running), 0, len(self.running) / 100)
 

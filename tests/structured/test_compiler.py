@@ -4,19 +4,19 @@ bounds."""
 import contextlib
 import json
 import os
-import resource
 import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tokenizers
+from llguidance import LLMatcher
 
 from benchmarks.structured_schemas import large_schema
+from paceline.core import processors
 from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.structured import StructuredOutputsParams
@@ -24,6 +24,7 @@ from paceline.errors import InvalidRequestError, RequestFailedError
 from paceline.structured.compiler import Grammars
 from paceline.structured.limits import GrammarLimits
 from paceline.structured.trial import Trial
+from tests.structured.processor_time import trial_s
 
 BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that byte-level BPE writes as themselves
 END = 256
@@ -189,12 +190,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 def processor_s(grammars: Grammars) -> float:
     """Of this thread and of the process that tries grammars: what others do on the machine does not count."""
-    process, ended = grammars._trial._process, resource.getrusage(resource.RUSAGE_CHILDREN)
-    tried_s = ended.ru_utime + ended.ru_stime
-    if process is not None and process.poll() is None:
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-        tried_s += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return time.thread_time() + tried_s
+    return time.thread_time() + trial_s(grammars)
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -281,6 +277,24 @@ def test_a_large_schema_takes_next_to_nothing_of_the_interpreter() -> None:
     trial.grammar_text(wanted, {})
     assert time.thread_time() - begin_s < 0.004
     trial.close()
+
+
+def test_while_a_grammar_compiles_passes_leave_it_a_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise streams wait for the scheduler's ticks, several of them in one step."""
+    monkeypatch.setattr(processors, "usable_processors", lambda: 2)
+    grammars = Grammars(ByteTokenizer(), END + 1)  # type: ignore[arg-type]
+    seen: list[int] = []
+
+    def tried(wanted: StructuredOutputsParams, special_tokens: Any) -> str:
+        seen.append(processors.threads_left(2))
+        return str(LLMatcher.grammar_from_regex(str(wanted.regex)))
+
+    monkeypatch.setattr(grammars._trial, "grammar_text", tried)
+    grammars.compile(StructuredOutputsParams(regex="a"))
+    with pytest.raises(InvalidRequestError):
+        grammars.compile(StructuredOutputsParams(regex="("))
+    grammars.compile(StructuredOutputsParams(regex="a"))  # known
+    assert seen == [1, 1] and processors.threads_left(2) == 2
 
 
 def test_a_busy_machine_refuses_nothing() -> None:

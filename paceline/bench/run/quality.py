@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from paceline.bench.run.engine_backend import asked
 from paceline.bench.workloads.workload import Prompt
 from paceline.core.agreement import Agreement, Passage
+from paceline.core.kv_tensor import allocate_kv
 from paceline.core.packing import RequestRows, pack
 from paceline.core.sampling_params import SamplingParams
 from paceline.errors import InvalidOptionError
@@ -49,8 +49,7 @@ def logits_of(llm: LLM, passage: Passage) -> Tensor:
     """[tokens, vocab] float32 on the host, from the very decoder that serves"""
     decoder, num_tokens = llm.engine.model.decoder, len(passage.token_ids)
     config, blocks = decoder.config, range(-(-num_tokens // BLOCK_SIZE))
-    shape = (config.num_layers, 2, len(blocks) * BLOCK_SIZE, config.num_kv_heads, config.head_dim)
-    cache = torch.zeros(shape, dtype=decoder.dtype, device=decoder.device)
+    cache = allocate_kv(config, len(blocks) * BLOCK_SIZE, decoder.dtype, decoder.device)
     rows = RequestRows(list(blocks), passage.token_ids, 0, num_wanted=num_tokens)
     return decoder.forward(pack([rows], BLOCK_SIZE), cache).logits.float().cpu()
 

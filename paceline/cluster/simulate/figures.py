@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,19 +14,26 @@ BINS_PER_DECADE = 200  # a bin is 1.2 % wide
 
 
 class Gaps:
-    """Times between the items of streams, as a histogram: there are as many as passes x streams."""
+    """Times between the items of streams, as a histogram: there are as many as passes x streams.
 
-    def __init__(self) -> None:
+    `spread`: equally likely factors by which passes that do the same differ (`WorkerSpec.pass_spread`)."""
+
+    def __init__(self, spread: Sequence[float] = (1.0,)) -> None:
         self._counts: Counter[int] = Counter()
+        self._shifts = Counter(round(math.log10(factor) * BINS_PER_DECADE) for factor in spread)
 
     def note(self, seconds: float, count: int) -> None:
         self._counts[round(math.log10(seconds) * BINS_PER_DECADE)] += count
 
     def percentile(self, percent: float) -> float:
         """Of all gaps; 0 where there is none."""
-        rank = percent / 100 * sum(self._counts.values())
+        counts: Counter[int] = Counter()
+        for bin_, count in self._counts.items():
+            for shift, times in self._shifts.items():
+                counts[bin_ + shift] += count * times
+        rank = percent / 100 * counts.total()
         seen = 0
-        for bin_, count in sorted(self._counts.items()):
+        for bin_, count in sorted(counts.items()):
             seen += count
             if seen >= rank:
                 return float(10 ** (bin_ / BINS_PER_DECADE))

@@ -11,9 +11,9 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from paceline.cluster.capacity import capacity
 from paceline.cluster.choosers import DEFAULT_CHOOSER
 from paceline.cluster.policy import DEFAULT_POLICY
-from paceline.cluster.prefill_time import PrefillTime
 from paceline.cluster.simulate.figures import Outcome
 from paceline.cluster.simulate.run import Fleet, simulate
 from paceline.cluster.simulate.trace import Trace
@@ -33,20 +33,6 @@ class Targets:
                 raise InvalidOptionError(f"the {name} target must be above 0, got {value}")
         if not 0 < self.percent <= 100:
             raise InvalidOptionError(f"a percentile is above 0 and at most 100, got {self.percent}")
-
-
-def capacity(spec: WorkerSpec, prompt: float, output: float, hit_rate: float, gap_s: float | None = None) -> float:
-    """Requests per second that one worker can keep up with, at the best number of streams within the gap."""
-    time = PrefillTime(spec)
-    best = 0.0
-    for streams in range(1, spec.max_num_seqs + 1):
-        pass_s = time.rows_s(streams, 0)
-        if gap_s is not None and pass_s > gap_s and best:
-            break
-        decode_s = output / spec.tokens_per_pass * pass_s / streams
-        prompt_s = time.prompt_s(max(1, round(prompt * (1 - hit_rate))), round(prompt * hit_rate)).seconds
-        best = max(best, 1 / (decode_s + prompt_s))
-    return best
 
 
 def replicas(rate: float, capacity_per_worker: float) -> int:

@@ -59,6 +59,9 @@ def simulate(
     return _Simulation(trace, fleet, router, policy, seed).run()
 
 
+TAKEN = 16  # blocks that are written between two passes: fetch.BATCH
+
+
 class _Side:
     """The workers of one role and their router."""
 
@@ -67,7 +70,7 @@ class _Side:
         num_blocks = max(1, spec.num_kv_blocks * spec.block_size // block_size)
         self.time = PrefillTime(spec.replace(block_size=block_size, num_kv_blocks=num_blocks))
         self.router = Router(make_chooser(router, self.time), block_size, seed)
-        self.gaps = Gaps()
+        self.gaps = Gaps(spec.pass_spread)
         self.workers: dict[str, SimulatedWorker] = {}
         for i in range(count):
             worker = SimulatedWorker(f"{role}-{i}", self.time, self.gaps)
@@ -188,6 +191,7 @@ class _Simulation:
         heapq.heappush(self.events, (time_s, next(self.order), happen))
 
     def _tell(self, side: _Side, worker: SimulatedWorker, news: News, now: float) -> None:
+        way_s = side.time.spec.request_s
         for job in news.read:
             side.store(worker, job.keys)
             self.num_computed += job.num_prompt_tokens - job.num_cached
@@ -195,11 +199,11 @@ class _Simulation:
                 self._send(job, now)
             else:
                 self.here[job.request].first_token()
-                self.ttft_s[job.request] = now - self.trace.requests[job.request].arrival_s
+                self.ttft_s[job.request] = way_s + now - self.trace.requests[job.request].arrival_s
         for job in news.finished:
             if side is self.decode:
                 self.here.pop(job.request).close()
-                self.e2e_s[job.request] = now - self.trace.requests[job.request].arrival_s
+                self.e2e_s[job.request] = way_s + now - self.trace.requests[job.request].arrival_s
 
     def _send(self, job: Job, now: float) -> None:
         """The blocks go over the link, and the request then runs as one whose prefix is cached."""
@@ -213,4 +217,5 @@ class _Simulation:
             self.decode.store(worker, job.keys)
             self._add(self.decode, here.worker_id, whole, then)
 
-        self._at(now + self.decode.time.spec.transfer_s(num_sent), come)
+        waits_s = worker.wait_s(now, 1 + -(-num_sent // (TAKEN * self.trace.block_size)))
+        self._at(now + self.decode.time.spec.transfer_s(num_sent) + waits_s, come)

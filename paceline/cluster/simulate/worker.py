@@ -2,7 +2,8 @@
 
 Passes that do the same are one event: a stretch of `num_passes` passes with the same streams and the same prompt rows.
 It ends when a stream or a prompt ends, or at the next pass after a request came. Prompts share a pass as the engine's
-scheduler does it: a quarter of its rows for the oldest, the rest for the shortest.
+scheduler does it, with the engine's own account of what a row takes: with `max_token_delay_s` a quarter of the time is
+for the oldest prompt and the rest for the shortest; that account changes from pass to pass, so each is an event.
 """
 
 import heapq
@@ -10,11 +11,13 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from paceline.cluster.prefill_time import CONTEXT_UNIT, LEAST_ROWS, PrefillTime
+from paceline.cluster.prefill_time import CONTEXT_UNIT, LEAST_ROWS, SOLO_DELAYS, PrefillTime
 from paceline.cluster.simulate.figures import Gaps
 from paceline.cluster.simulate.lru_cache import LRUCache
+from paceline.engine.row_cost import RowCost
 
 OLDEST_SHARE = 0.25  # as in engine/scheduler.py
+MOST_LEARNED = 8  # passes of a stretch that the account of rows learns from: after these it has settled
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +32,10 @@ class Job:
     num_cached: int = 0
 
     @property
+    def num_computed(self) -> int:
+        return self.num_prompt_tokens - self.num_left
+
+    @property
     def num_tokens(self) -> int:
         return self.num_prompt_tokens + self.num_output_tokens
 
@@ -39,6 +46,8 @@ class Stretch:
     pass_s: float
     num_passes: int
     rows: list[tuple[Job, int]]  # prompt rows per pass
+    num_rows: int  # of a pass, those of streams included
+    num_context: int  # tokens before each of these rows, added up
 
     @property
     def end_s(self) -> float:
@@ -60,6 +69,7 @@ class SimulatedWorker:
         self.cache = LRUCache(time.spec.num_kv_blocks)
         self.stretch: Stretch | None = None
         self._gaps = gaps
+        self._row_cost = RowCost()
         self._waiting: deque[Job] = deque()
         self._prompts: list[Job] = []  # admitted, the oldest first
         self._running: list[tuple[int, int, Job]] = []  # heap: (last pass, order, job)
@@ -86,6 +96,13 @@ class SimulatedWorker:
         stretch.num_passes = num_passes
         return True
 
+    def wait_s(self, now: float, num_calls: int) -> float:
+        """Until something was done so many times between two passes: blocks are taken in between passes only."""
+        stretch = self.stretch
+        if stretch is None:
+            return 0.0
+        return stretch.pass_s * num_calls - (now - stretch.start_s) % stretch.pass_s
+
     def begin(self, now: float) -> News:
         """Admit what waits and plan the next stretch; `stretch` is None when there is nothing to do."""
         news = self._admit()
@@ -101,6 +118,9 @@ class SimulatedWorker:
             self._gaps.note(stretch.pass_s, streams * stretch.num_passes)
             self._context += streams * stretch.num_passes * spec.tokens_per_pass
         self._num_passes += stretch.num_passes
+        if spec.max_token_delay_s is not None:
+            for _ in range(min(stretch.num_passes, MOST_LEARNED)):
+                self._row_cost.learn(stretch.num_rows, stretch.num_context, stretch.pass_s)
         while self._running and self._running[0][0] <= self._num_passes:
             self._leave(heapq.heappop(self._running)[2], news)
         for job, rows in stretch.rows:
@@ -149,15 +169,19 @@ class SimulatedWorker:
     def _plan(self, now: float) -> Stretch | None:
         if not self._prompts and not self._running:
             return None
-        rows = self._share() if self._prompts else []
+        rows, spec = self._share() if self._prompts else [], self.time.spec
         num_rows = sum(count for _, count in rows)
         num_passes = min((job.num_left // count for job, count in rows), default=2**30)
+        if rows and spec.max_token_delay_s is not None:
+            num_passes = 1
         if self._running:
             num_passes = min(num_passes, self._running[0][0] - self._num_passes)
-        pass_s = self.time.rows_s(len(self._running), num_rows)
-        if self.time.spec.context_s:
-            pass_s += self.time.spec.context_s / CONTEXT_UNIT * self._row_contexts(rows, num_passes)
-        return Stretch(now, pass_s, num_passes, rows)
+        pass_s, num_context = self.time.rows_s(len(self._running), num_rows), 0.0
+        if spec.context_s or spec.max_token_delay_s is not None:
+            num_context = self._row_contexts(rows, num_passes)
+            pass_s += spec.context_s / CONTEXT_UNIT * num_context
+        num_rows += len(self._running) * spec.rows_per_stream
+        return Stretch(now, pass_s, num_passes, rows, num_rows, int(num_context))
 
     def _row_contexts(self, rows: list[tuple[Job, int]], num_passes: int) -> float:
         """Contexts of a pass's rows added up, in the middle of the stretch."""
@@ -167,19 +191,33 @@ class SimulatedWorker:
         return streams * spec.rows_per_stream + prompts
 
     def _share(self) -> list[tuple[Job, int]]:
-        budget = self.time.chunk_rows(len(self._running))
-        oldest = self._prompts[0]
-        if len(self._prompts) == 1:
-            return [(oldest, min(budget, oldest.num_left))]
-        first = min(oldest.num_left, max(LEAST_ROWS, int(budget * OLDEST_SHARE)))
-        shares = {oldest.request: first}
-        budget -= first
-        chosen = {oldest.request: oldest}
+        """Prompt rows of the next pass."""
+        limit_s, left_rows = self.time.spec.max_token_delay_s, self.time.spec.max_num_batched_tokens
+        left_rows = max(LEAST_ROWS, left_rows - len(self._running) * self.time.spec.rows_per_stream)
+        if limit_s is None:
+            return _in_order(self._prompts, left_rows)
+        left_s = limit_s if self._running else limit_s * SOLO_DELAYS
+        oldest, price = self._prompts[0], self._row_cost
+        least, most = min(oldest.num_left, LEAST_ROWS), min(oldest.num_left, int(left_rows * OLDEST_SHARE))
+        first = max(least, price.rows_within(left_s * OLDEST_SHARE, oldest.num_computed, most))
+        shares = {oldest: first}
+        left_s -= min(left_s * OLDEST_SHARE, first * price.at(oldest.num_computed))
+        left_rows -= first
         for job in sorted(self._prompts, key=lambda job: job.num_left):
-            if budget <= 0:
-                break
-            known = shares.get(job.request, 0)
-            more = min(job.num_left - known, budget)
-            shares[job.request], chosen[job.request] = known + more, job
-            budget -= more
-        return [(chosen[request], count) for request, count in shares.items() if count]
+            known = shares.get(job, 0)
+            more = price.rows_within(max(0.0, left_s), job.num_computed, min(job.num_left - known, max(0, left_rows)))
+            if more:
+                shares[job] = known + more
+                left_s -= more * price.at(job.num_computed)
+                left_rows -= more
+        return list(shares.items())
+
+
+def _in_order(prompts: list[Job], left_rows: int) -> list[tuple[Job, int]]:
+    found = []
+    for job in prompts:
+        if left_rows <= 0:
+            break
+        found.append((job, min(job.num_left, left_rows)))
+        left_rows -= found[-1][1]
+    return found

@@ -1,7 +1,7 @@
 """FP8 weights (e4m3) with a scale per tensor, per output or per block of outputs and inputs.
 
 `weight_scale` and DeepSeek's `weight_scale_inv` both multiply. A static `input_scale` is not needed: activations stay
-in a finer type than FP8 here. No block of integers holds such weights exactly, so they are widened.
+in a finer type than FP8 here. No block of integers holds such weights exactly: on a CPU they are widened.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ LARGEST = 448.0  # of e4m3
 @dataclass(frozen=True, slots=True)
 class Float8Linear:
     values: Tensor  # [out, in] float8_e4m3fn
-    scales: Tensor  # [out, 1], or with blocks [blocks of outputs, blocks of inputs], float32
+    scales: Tensor  # [out, 1] or [1, 1], or with blocks [blocks of outputs, blocks of inputs], float32
     block: tuple[int, int] | None = None
 
     @staticmethod
@@ -42,24 +42,22 @@ class Float8Linear:
         return self.values.float() * scales
 
 
-def unpack(parts: Parts, scheme: Scheme) -> Tensor:
-    """[out, in] float32"""
+def unpack(parts: Parts, scheme: Scheme) -> Float8Linear:
     weight = parts.take("weight")
     parts.check_dtype("weight", torch.float8_e4m3fn)
     name = next((name for name in SCALE_NAMES if parts.find(name) is not None), SCALE_NAMES[-1])
     scale = parts.take(name).float()
     parts.check_finite(name)
-    wide = weight.float()
-    if not bool(wide.isfinite().all()):
+    if not bool(weight.float().isfinite().all()):
         parts.fail("weight", "has values that are not numbers")
     outputs, inputs = weight.shape
     if scheme.block is None:
         if scale.numel() not in (1, outputs):
             parts.fail(name, f"has shape {tuple(scale.shape)}; it must have 1 value, or one for each of {outputs} rows")
-        return wide * scale.reshape(-1, 1)
+        return Float8Linear(weight, scale.reshape(-1, 1))
     rows, columns = scheme.block
     parts.check_shape(name, (-(-outputs // rows), -(-inputs // columns)))
-    return wide * _spread(scale, scheme.block, weight.shape)
+    return Float8Linear(weight, scale, scheme.block)
 
 
 def shape(parts: Parts, scheme: Scheme) -> tuple[int, int]:

@@ -12,6 +12,8 @@ from paceline.core.weights import QuantizedTensor, ShapedWeights, Weights
 from paceline.errors import ModelLoadError
 from paceline.models.layout import EMBEDDING, HEAD, expected_shapes
 from paceline.models.quantized import awq, compressed_tensors, fp8, gptq
+from paceline.models.quantized.fp8 import Float8Linear
+from paceline.models.quantized.grouped import LEAST_GROUP, float8_groups, integer_groups, rows_of
 from paceline.models.quantized.linear import QuantizedLinear, int8_blocks
 from paceline.models.quantized.parts import Parts
 from paceline.models.quantized.scheme import Scheme
@@ -23,7 +25,7 @@ LARGEST_HALF = 65504.0
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    unpack: Callable[[Parts, Scheme], QuantizedLinear | Tensor]
+    unpack: Callable[[Parts, Scheme], QuantizedLinear | Float8Linear]
     shape: Callable[[Parts, Scheme], tuple[int, int]]
     marker: str  # the tensor by which a quantized matrix is known
     dtype: torch.dtype | None  # where the marker could also be a plain weight: its type
@@ -56,10 +58,12 @@ LAYOUTS = {
 
 
 class QuantizedWeights(ShapedWeights):
-    """`keep`: as blocks of the native kernels; else widened to float32."""
+    """`keep`: as blocks of the native kernels, or `for_cuda` as groups for the fused ones; else widened to float32."""
 
-    def __init__(self, stored: Weights, scheme: Scheme, config: ModelConfig, *, keep: bool) -> None:
-        self._stored, self._scheme, self._keep = stored, scheme, keep
+    def __init__(
+        self, stored: Weights, scheme: Scheme, config: ModelConfig, *, keep: bool, for_cuda: bool = False
+    ) -> None:
+        self._stored, self._scheme, self._keep, self._for_cuda = stored, scheme, keep, for_cuda
         self._layout = LAYOUTS[scheme.layout]
         self._modules = {name: self._module(name) for name in stored if self._is_quantized(name)}
         consumed = {f"{module}.{name}" for module in self._modules.values() for name in self._layout.names}
@@ -73,9 +77,11 @@ class QuantizedWeights(ShapedWeights):
         if name not in self._names:
             return self._stored[name]
         unpacked = self._layout.unpack(Parts(self._names[name], self._stored, self._scheme), self._scheme)
-        if isinstance(unpacked, Tensor):
-            return self._halves(unpacked) if self._keep else unpacked
-        return self._blocks(unpacked) if self._keep else unpacked.dequantized()
+        if not self._keep:
+            return unpacked.dequantized()
+        if self._for_cuda:
+            return self._groups(unpacked)
+        return self._blocks(unpacked) if isinstance(unpacked, QuantizedLinear) else self._halves(unpacked.dequantized())
 
     def __iter__(self) -> Iterator[str]:
         return iter([*self._names, *self._plain])
@@ -98,6 +104,17 @@ class QuantizedWeights(ShapedWeights):
         self.held["float32, widened" if finer is None else "int8, quantized again"] += 1
         return wide if finer is None else finer
 
+    def _groups(self, linear: QuantizedLinear | Float8Linear) -> Tensor | QuantizedTensor:
+        grouped = integer_groups(linear) if isinstance(linear, QuantizedLinear) else float8_groups(linear)
+        if grouped is None:
+            self.held["plain weights, because groups of act-order are no runs of inputs"] += 1
+            return linear.dequantized()
+        if grouped.group % LEAST_GROUP:
+            self.held[f"plain weights, because groups are no multiple of {LEAST_GROUP} inputs"] += 1
+            return linear.dequantized()
+        self.held["their own values, exactly"] += 1
+        return rows_of(grouped)
+
     def _halves(self, wide: Tensor) -> Tensor:
         fits = float(wide.abs().max()) <= LARGEST_HALF
         self.held[f"{'float16' if fits else 'bfloat16'}, widened"] += 1
@@ -107,7 +124,8 @@ class QuantizedWeights(ShapedWeights):
         if all("exactly" in how for how in self.held):
             return ""
         parts = ", ".join(f"{count} as {how}" for how, count in self.held.most_common())
-        return f"not every {self._scheme} matrix fits the native kernels' formats exactly; they are held: {parts}"
+        kernels = "fused" if self._for_cuda else "native"
+        return f"not every {self._scheme} matrix fits the {kernels} kernels' formats exactly; they are held: {parts}"
 
     def _is_quantized(self, name: str) -> bool:
         if not name.endswith("." + self._layout.marker):
@@ -149,5 +167,7 @@ def _any(tensor: Tensor | QuantizedTensor) -> bool:
 _MIXED = "Shards of different models may have been mixed: check that config.json and all shards belong together."
 
 
-def quantized_weights(stored: Weights, scheme: Scheme | None, config: ModelConfig, *, keep: bool) -> Weights:
-    return stored if scheme is None else QuantizedWeights(stored, scheme, config, keep=keep)
+def quantized_weights(
+    stored: Weights, scheme: Scheme | None, config: ModelConfig, *, keep: bool, for_cuda: bool = False
+) -> Weights:
+    return stored if scheme is None else QuantizedWeights(stored, scheme, config, keep=keep, for_cuda=for_cuda)

@@ -4,11 +4,10 @@
 >>> native.available() or print(native.unavailable_reason())
 """
 
-import os
-
 import torch
 from torch import Tensor
 
+from paceline.core.processors import usable_processors
 from paceline.errors import InvalidOptionError
 from paceline.ops.native.library import INSTRUCTION_SETS, library, load, select
 
@@ -21,6 +20,7 @@ __all__ = [
     "measure_bandwidth",
     "select_instruction_set",
     "unavailable_reason",
+    "usable_instruction_sets",
 ]
 
 
@@ -34,8 +34,8 @@ def unavailable_reason() -> str | None:
 
 
 def default_num_threads() -> int:
-    """As many as this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """One for each processor."""
+    return usable_processors()
 
 
 def instruction_set() -> str:
@@ -46,6 +46,21 @@ def instruction_set() -> str:
 def select_instruction_set(name: str) -> None:
     """Use another set's kernels from now on, for tests and comparisons. Bits may differ between sets."""
     select(library(), name)
+
+
+def usable_instruction_sets() -> tuple[str, ...]:
+    """Those that this machine and this build have, the best first; none without the kernels."""
+    if not available():
+        return ()
+    current, usable = instruction_set(), []
+    for name in INSTRUCTION_SETS:
+        try:
+            select_instruction_set(name)
+            usable.append(name)
+        except InvalidOptionError:
+            continue
+    select_instruction_set(current)
+    return tuple(usable)
 
 
 def measure_bandwidth(num_threads: int | None = None, *, num_bytes: int = 1 << 29, repeats: int = 5) -> float:

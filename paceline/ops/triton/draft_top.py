@@ -17,9 +17,9 @@ from torch import Tensor
 
 from paceline.ops.triton.noise import gumbel, uniform_of
 from paceline.ops.triton.product import (
+    FOLDED,
     NO_NORM,
     NO_PDL,
-    norm_mode,
     prefetch_weights,
     product,
     wait_for_previous_kernel,
@@ -64,7 +64,7 @@ def _id_of(packed):
 
 @triton.jit(do_not_specialize=["num_rows", "rows_each", "level"])
 def _head_kernel(
-    x, norm, weight, packed, sums, scales, keys, constants, num_rows, rows_each, level, record, vocab, eps,
+    x, weight, packed, sums, scales, keys, constants, num_rows, rows_each, level, record, vocab, eps,
     K: tl.constexpr, TOP: tl.constexpr, NORM: tl.constexpr, EXACT: tl.constexpr,
     ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -72,9 +72,11 @@ def _head_kernel(
     row_ok = rows < num_rows
     outs = tl.program_id(1) * OUT + tl.arange(0, OUT)
     out_ok = outs < vocab
-    prefetch_weights(weight, outs, vocab, 0, K, K, OUT, PDL)
+    prefetch_weights(weight, outs, vocab, 0, K, K, OUT, IN, 0, PDL)
     wait_for_previous_kernel(PDL)
-    scores = product(x, rows, row_ok, norm, eps, weight, outs, out_ok, 0, K, K, ROWS, OUT, IN, NORM, EXACT)
+    scores = product(
+        x, rows, row_ok, x, eps, weight, weight, outs, out_ok, 0, 0, K, K, ROWS, OUT, IN, NORM, EXACT, 0, 0
+    )
     own = rows // rows_each * record
     scale = tl.load(scales + own, mask=row_ok, other=0.0)
     if tl.max(scale, axis=0) > 0.0:
@@ -117,7 +119,6 @@ def _join_kernel(
 
 def head_top(
     x: Tensor,  # [rows, hidden]: as many of each request, one after the other
-    norm: Tensor | None,  # [hidden]
     weight: Tensor,  # [vocab, hidden]
     noise: Noise,
     level: int,
@@ -129,6 +130,7 @@ def head_top(
     eps: float,
     tile: Tile,
     *,
+    scaled: bool = False,  # by the rows' norm, whose gains the weight has
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
@@ -137,9 +139,9 @@ def head_top(
     num_requests, record = noise.scales.shape[0], noise.scales.stride(0)
     assert k <= min(vocab, tile.out), "a stretch must have as many tokens as are asked for"
     _head_kernel[(triton.cdiv(num_rows, row_tile), stretches)](
-        x, norm if norm is not None else x, weight, packed, sums, noise.scales, noise.noise_keys, noise.id_constants,
+        x, weight, packed, sums, noise.scales, noise.noise_keys, noise.id_constants,
         num_rows, num_rows // num_requests, level, record, vocab, eps,
-        K=num_in, TOP=k, NORM=norm_mode(weight.dtype) if norm is not None else NO_NORM,
+        K=num_in, TOP=k, NORM=FOLDED if scaled else NO_NORM,
         EXACT=weight.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

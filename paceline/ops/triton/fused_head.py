@@ -1,4 +1,4 @@
-"""The final norm and the head's product: logits in float32, or only each row's token.
+"""The head's product over normed rows (norm_rows.norm_wanted): logits in float32, or only each row's token.
 
 The second never writes the logits: a program keeps the best score of its share of the vocabulary, and a small kernel
 takes the best of those, the lowest id where scores tie. A row with a temperature gets Gumbel noise keyed by its seed
@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.ops.packed import Weight
 from paceline.ops.random import Purpose
 from paceline.ops.triton.noise import gumbel, keyed_uniform, noise_key
-from paceline.ops.triton.product import NO_PDL, norm_mode, prefetch_weights, product, wait_for_previous_kernel
+from paceline.ops.triton.product import NO_PDL, prefetch_weights, product, wait_for_previous_kernel, weight_arguments
 from paceline.ops.triton.tiles import ROWS, Tile
 
 
@@ -29,14 +30,15 @@ class RowNoise:
 
 @triton.jit
 def _head_tile(
-    x, wanted, norm, weight, logits, scores, ids, temperatures, seeds, positions, outs, num_rows, vocab, eps,
-    K: tl.constexpr, PICK: tl.constexpr, NOISE: tl.constexpr, PURPOSE: tl.constexpr, NORM: tl.constexpr,
-    EXACT: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
+    x, weight, scales, logits, scores, ids, temperatures, seeds, positions, outs, num_rows, vocab,
+    K: tl.constexpr, PICK: tl.constexpr, NOISE: tl.constexpr, PURPOSE: tl.constexpr, EXACT: tl.constexpr,
+    ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row_ok, out_ok = rows < num_rows, outs < vocab
-    x_rows = tl.load(wanted + rows, mask=row_ok, other=0)
-    made = product(x, x_rows, row_ok, norm, eps, weight, outs, out_ok, 0, K, K, ROWS, OUT, IN, NORM, EXACT)
+    made = product(
+        x, rows, row_ok, x, 0.0, weight, scales, outs, out_ok, vocab, 0, K, K, ROWS, OUT, IN, 0, EXACT, FORMAT, GROUP
+    )
     if PICK:
         if NOISE:
             temperature = tl.load(temperatures + rows, mask=row_ok, other=0.0)
@@ -60,22 +62,22 @@ def _head_tile(
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _head_kernel(
-    x, wanted, norm, weight, logits, scores, ids, temperatures, seeds, positions, count, num_rows, vocab, eps,
+    x, weight, scales, logits, scores, ids, temperatures, seeds, positions, count, num_rows, vocab,
     COUNTED: tl.constexpr, K: tl.constexpr, PICK: tl.constexpr, NOISE: tl.constexpr, PURPOSE: tl.constexpr,
-    NORM: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
-    PDL: tl.constexpr,
+    EXACT: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
+    FORMAT: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     outs = tl.program_id(1) * OUT + tl.arange(0, OUT)
     if COUNTED:
         num_rows = tl.minimum(num_rows, tl.load(count))  # sent before the pass: no kernel of it writes the number
     some = tl.program_id(0) * ROWS < num_rows
     if some:
-        prefetch_weights(weight, outs, vocab, 0, K, K, OUT, PDL)
+        prefetch_weights(weight, outs, vocab, 0, K, K, OUT, IN, FORMAT, PDL)
     wait_for_previous_kernel(PDL)
     if some:
         _head_tile(
-            x, wanted, norm, weight, logits, scores, ids, temperatures, seeds, positions, outs, num_rows, vocab, eps,
-            K, PICK, NOISE, PURPOSE, NORM, EXACT, ROWS, OUT, IN,
+            x, weight, scales, logits, scores, ids, temperatures, seeds, positions, outs, num_rows, vocab,
+            K, PICK, NOISE, PURPOSE, EXACT, ROWS, OUT, IN, FORMAT, GROUP,
         )  # fmt: skip
 
 
@@ -91,54 +93,49 @@ def _pick_kernel(scores, ids, tokens, token_scores, num_tiles, TILES: tl.constex
     tl.store(token_scores + row, best)
 
 
-def norm_head_logits(
-    x: Tensor,  # [any, hidden]
-    wanted: Tensor,  # [rows] int32: which rows of x
-    norm: Tensor,  # [hidden]
-    weight: Tensor,  # [vocab, hidden]
+def head_logits(
+    x: Tensor,  # [rows, hidden]
+    weight: Weight,  # [vocab, hidden]
     logits: Tensor,  # [rows, vocab] float32: written
-    eps: float,
     tile: Tile,
     *,
-    count: Tensor | None = None,  # [1] int32: only so many of `wanted` are computed; None: all
+    count: Tensor | None = None,  # [1] int32: only so many rows are computed; None: all
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
-    num_rows, (vocab, num_in) = wanted.shape[0], weight.shape
+    num_rows, (vocab, num_in), given = x.shape[0], weight.shape, weight_arguments(weight)
     grid = (triton.cdiv(num_rows, row_tile), triton.cdiv(vocab, tile.out))
     _head_kernel[grid](
-        x, wanted, norm, weight, logits, x, x, x, x, x, wanted if count is None else count, num_rows, vocab, eps,
-        COUNTED=count is not None, K=num_in, PICK=False, NOISE=False, PURPOSE=0, NORM=norm_mode(x.dtype),
-        EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
+        x, given.stored, given.scales, logits, x, x, x, x, x, x if count is None else count, num_rows, vocab,
+        COUNTED=count is not None, K=num_in, PICK=False, NOISE=False, PURPOSE=0, EXACT=x.dtype == torch.float32,
+        ROWS=row_tile, OUT=tile.out, IN=tile.into, FORMAT=given.format, GROUP=given.group, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip
 
 
-def norm_head_tokens(
-    x: Tensor,  # [any, hidden]
-    wanted: Tensor,  # [rows] int32: which rows of x
-    norm: Tensor,  # [hidden]
-    weight: Tensor,  # [vocab, hidden]
+def head_tokens(
+    x: Tensor,  # [rows, hidden]
+    weight: Weight,  # [vocab, hidden]
     scores: Tensor,  # [rows, head_tiles()] float32: room for the best of each share of the vocabulary
     ids: Tensor,  # [rows, head_tiles()] int32
     tokens: Tensor,  # [rows] int32: written
     token_scores: Tensor,  # [rows] float32: written; not finite where a row cannot be sampled
     noise: RowNoise | None,
-    eps: float,
     tile: Tile,
     *,
-    count: Tensor | None = None,  # [1] int32: only so many of `wanted` are computed; None: all
+    count: Tensor | None = None,  # [1] int32: only so many rows are computed; None: all
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
-    num_rows, (vocab, num_in) = wanted.shape[0], weight.shape
+    num_rows, (vocab, num_in), given = x.shape[0], weight.shape, weight_arguments(weight)
     num_tiles = head_tiles(vocab, tile)
     _head_kernel[(triton.cdiv(num_rows, row_tile), num_tiles)](
-        x, wanted, norm, weight, x, scores, ids,
+        x, given.stored, given.scales, x, scores, ids,
         noise.temperatures if noise is not None else x, noise.seeds if noise is not None else x,
-        noise.positions if noise is not None else x, wanted if count is None else count, num_rows, vocab, eps,
+        noise.positions if noise is not None else x, x if count is None else count, num_rows, vocab,
         COUNTED=count is not None, K=num_in, PICK=True, NOISE=noise is not None, PURPOSE=int(Purpose.SAMPLE),
-        NORM=norm_mode(x.dtype), EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
+        EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into,
+        FORMAT=given.format, GROUP=given.group, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip
     _pick_kernel[(num_rows,)](

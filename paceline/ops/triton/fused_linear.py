@@ -1,5 +1,6 @@
 """A product added to the residual stream, in place: the output product of attention, and the MLP's down product; or
-written instead of added, and over normed rows (`linear_rows`).
+written instead of added, and over scaled rows (`linear_rows`). The sum may also be written a second time, multiplied
+with the gains of the norm behind it: for a product whose weight cannot take them in.
 
 Where the weight has too few outputs to fill the GPU, several programs share a sum: each takes a fixed part of K, and
 the one that finishes last adds the parts in order. Who was last does not show in the bits.
@@ -12,13 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.ops.packed import Weight
 from paceline.ops.triton.product import (
-    NO_NORM,
     NO_PDL,
-    norm_mode,
+    norm_arguments,
     prefetch_weights,
     product,
     wait_for_previous_kernel,
+    weight_arguments,
 )
 from paceline.ops.triton.tiles import ROWS, Tile
 
@@ -26,20 +28,27 @@ SPAN_UNIT = 512  # inputs: parts of K begin at multiples of it, so that a step m
 
 
 @triton.jit
-def _add_to_residual(hidden, bias, made, at, ok, outs, out_ok, HAS_BIAS: tl.constexpr, ADD: tl.constexpr):
+def _add_to_residual(
+    hidden, bias, gains, gained, made, at, ok, outs, out_ok,
+    HAS_BIAS: tl.constexpr, ADD: tl.constexpr, GAINS: tl.constexpr,
+):  # fmt: skip
     if HAS_BIAS:
         made += tl.load(bias + outs, mask=out_ok, other=0.0).to(tl.float32)[None, :]
     if ADD:
         made += tl.load(hidden + at, mask=ok, other=0.0).to(tl.float32)
-    tl.store(hidden + at, made.to(hidden.dtype.element_ty), mask=ok)
+    made = made.to(hidden.dtype.element_ty)
+    tl.store(hidden + at, made, mask=ok)
+    if GAINS:
+        gain = tl.load(gains + outs, mask=out_ok, other=0.0).to(tl.float32)[None, :]
+        tl.store(gained + at, (made.to(tl.float32) * gain).to(gained.dtype.element_ty), mask=ok)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _residual_kernel(
-    x, norm, weight, bias, hidden, parts, arrivals, num_rows, num_out, eps,
+    x, stream, weight, scales, bias, hidden, gains, gained, parts, arrivals, num_rows, num_out, eps,
     K: tl.constexpr, SPAN: tl.constexpr, SPLITS: tl.constexpr, HAS_BIAS: tl.constexpr, ADD: tl.constexpr,
-    NORM: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
-    PDL: tl.constexpr,
+    GAINS: tl.constexpr, NORM: tl.constexpr, EXACT: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr,
+    IN: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     outs = tl.program_id(1) * OUT + tl.arange(0, OUT)
@@ -47,11 +56,14 @@ def _residual_kernel(
     ok = row_ok[:, None] & out_ok[None, :]
     at = rows.to(tl.int64)[:, None] * num_out + outs[None, :]
     begin = tl.program_id(2) * SPAN
-    prefetch_weights(weight, outs, num_out, begin, K, SPAN, OUT, PDL)
+    prefetch_weights(weight, outs, num_out, begin, K, SPAN, OUT, IN, FORMAT, PDL)
     wait_for_previous_kernel(PDL)
-    made = product(x, rows, row_ok, norm, eps, weight, outs, out_ok, begin, K, SPAN, ROWS, OUT, IN, NORM, EXACT)
+    made = product(
+        x, rows, row_ok, stream, eps, weight, scales, outs, out_ok, num_out, begin, K, SPAN, ROWS, OUT, IN, NORM, EXACT,
+        FORMAT, GROUP,
+    )  # fmt: skip
     if SPLITS == 1:
-        _add_to_residual(hidden, bias, made, at, ok, outs, out_ok, HAS_BIAS, ADD)
+        _add_to_residual(hidden, bias, gains, gained, made, at, ok, outs, out_ok, HAS_BIAS, ADD, GAINS)
     else:
         size = num_rows.to(tl.int64) * num_out
         tl.store(parts + tl.program_id(2) * size + at, made, mask=ok)
@@ -61,7 +73,7 @@ def _residual_kernel(
             made = tl.load(parts + at, mask=ok, other=0.0, cache_modifier=".cg")
             for split in tl.static_range(1, SPLITS):
                 made += tl.load(parts + split * size + at, mask=ok, other=0.0, cache_modifier=".cg")
-            _add_to_residual(hidden, bias, made, at, ok, outs, out_ok, HAS_BIAS, ADD)
+            _add_to_residual(hidden, bias, gains, gained, made, at, ok, outs, out_ok, HAS_BIAS, ADD, GAINS)
             tl.store(counter, 0)  # ready for the next pass
 
 
@@ -74,23 +86,26 @@ def split_sizes(num_rows: int, num_out: int, tile: Tile) -> tuple[int, int]:
 
 def linear_residual(
     x: Tensor,  # [rows, in]
-    weight: Tensor,  # [out, in]
+    weight: Weight,  # [out, in]
     bias: Tensor | None,
     hidden: Tensor,  # [rows, out]: the product is added to it
     parts: Tensor,  # see split_sizes()
     arrivals: Tensor,
     tile: Tile,
     *,
+    gains: Tensor | None = None,  # [out]: then `gained` is written, what is in `hidden` now times the gains
+    gained: Tensor | None = None,  # [rows, out]
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
-    _launch(x, None, weight, bias, hidden, parts, arrivals, 0.0, tile, add=True, pdl=pdl, row_tile=row_tile)
+    _launch(
+        x, None, weight, bias, hidden, gains, gained, parts, arrivals, 0.0, tile, add=True, pdl=pdl, row_tile=row_tile
+    )  # fmt: skip
 
 
 def linear_rows(
     x: Tensor,  # [rows, in]
-    norm: Tensor | None,  # [in]: of the rows; then the tile must not be split
-    weight: Tensor,  # [out, in]
+    weight: Weight,  # [out, in]
     bias: Tensor | None,
     out: Tensor,  # [rows, out]: written
     parts: Tensor,  # see split_sizes()
@@ -98,19 +113,25 @@ def linear_rows(
     eps: float,
     tile: Tile,
     *,
+    scaled: bool = False,  # by the rows' norm, whose gains the weight has; then the tile must not be split
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
-    assert norm is None or tile.splits == 1, "a part of a row does not know the row's norm"
-    _launch(x, norm, weight, bias, out, parts, arrivals, eps, tile, add=False, pdl=pdl, row_tile=row_tile)
+    assert not scaled or tile.splits == 1, "a part of a row does not know the row's scale"
+    stream = x if scaled else None
+    _launch(
+        x, stream, weight, bias, out, None, None, parts, arrivals, eps, tile, add=False, pdl=pdl, row_tile=row_tile
+    )  # fmt: skip
 
 
 def _launch(
     x: Tensor,
-    norm: Tensor | None,
-    weight: Tensor,
+    stream: Tensor | None,
+    weight: Weight,
     bias: Tensor | None,
     hidden: Tensor,
+    gains: Tensor | None,
+    gained: Tensor | None,
     parts: Tensor,
     arrivals: Tensor,
     eps: float,
@@ -124,11 +145,12 @@ def _launch(
     num_out = weight.shape[0]
     span = num_in if tile.splits == 1 else triton.cdiv(triton.cdiv(num_in, SPAN_UNIT), tile.splits) * SPAN_UNIT
     grid = (triton.cdiv(num_rows, row_tile), triton.cdiv(num_out, tile.out), tile.splits)
+    norm, given = norm_arguments(x, stream, None), weight_arguments(weight)
     _residual_kernel[grid](
-        x, norm if norm is not None else x, weight, bias if bias is not None else x, hidden, parts, arrivals, num_rows,
-        num_out, eps,
-        K=num_in, SPAN=span, SPLITS=tile.splits, HAS_BIAS=bias is not None, ADD=add,
-        NORM=norm_mode(weight.dtype) if norm is not None else NO_NORM, EXACT=weight.dtype == torch.float32,
-        ROWS=row_tile, OUT=tile.out, IN=tile.into, PDL=pdl,
+        x, norm.stream, given.stored, given.scales, bias if bias is not None else x, hidden,
+        gains if gains is not None else x, gained if gained is not None else x, parts, arrivals, num_rows, num_out, eps,
+        K=num_in, SPAN=span, SPLITS=tile.splits, HAS_BIAS=bias is not None, ADD=add, GAINS=gains is not None,
+        NORM=norm.mode, EXACT=weight.dtype == torch.float32,
+        ROWS=row_tile, OUT=tile.out, IN=tile.into, FORMAT=given.format, GROUP=given.group, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

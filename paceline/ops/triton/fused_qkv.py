@@ -14,14 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.ops.packed import Weight
 from paceline.ops.triton.product import (
-    NO_NORM,
     NO_PDL,
-    NORMED,
-    norm_mode,
+    norm_arguments,
     prefetch_weights,
     product,
+    row_sums,
     wait_for_previous_kernel,
+    weight_arguments,
 )
 from paceline.ops.triton.tiles import ROWS, Tile
 
@@ -35,10 +36,11 @@ class Heads:
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _qkv_kernel(
-    x, norm, weight, bias, head_norms, cos, sin, positions, slots, query, kv, num_rows, num_slots, eps,
+    x, stream, weight, scales, bias, head_norms, cos, sin, positions, slots, query, kv, num_rows, num_slots, eps,
     K: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     HAS_BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, NORM: tl.constexpr, EXACT: tl.constexpr,
-    ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, PDL: tl.constexpr,
+    ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row_ok = rows < num_rows
@@ -49,10 +51,14 @@ def _qkv_kernel(
     column_pairs = tile * (OUT // 2) + columns // 2
     outs = head * DIM + column_pairs + (columns % 2) * half  # first half, second half, first half, ...
     out_ok = column_pairs < half
-    prefetch_weights(weight, outs, (Q_HEADS + 2 * KV_HEADS) * DIM, 0, K, K, OUT, PDL)
+    num_out: tl.constexpr = (Q_HEADS + 2 * KV_HEADS) * DIM
+    prefetch_weights(weight, outs, num_out, 0, K, K, OUT, IN, FORMAT, PDL)
     wait_for_previous_kernel(PDL)
     dtype = query.dtype.element_ty
-    made = product(x, rows, row_ok, norm, eps, weight, outs, out_ok, 0, K, K, ROWS, OUT, IN, NORM, EXACT)
+    made = product(
+        x, rows, row_ok, stream, eps, weight, scales, outs, out_ok, num_out, 0, K, K, ROWS, OUT, IN, NORM, EXACT,
+        FORMAT, GROUP,
+    )  # fmt: skip
     if HAS_BIAS:
         made += tl.load(bias + outs, mask=out_ok, other=0.0).to(tl.float32)[None, :]
     made = made.to(dtype).to(tl.float32)
@@ -64,7 +70,7 @@ def _qkv_kernel(
 
     if HEAD_NORM:
         gains = head_norms + (head >= Q_HEADS).to(tl.int32) * DIM + pairs
-        mean = (tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / DIM
+        mean = row_sums(first * first + second * second, ROWS, OUT // 2) / DIM
         scale = tl.rsqrt(mean + eps)[:, None]
         first_gain = tl.load(gains, mask=turning, other=0.0)[None, :]
         second_gain = tl.load(gains + half, mask=turning, other=0.0)[None, :]
@@ -95,8 +101,8 @@ def _qkv_kernel(
 
 def norm_qkv_rope(
     x: Tensor,  # [rows, hidden]
-    norm: Tensor | None,  # [hidden]; None: the rows are used as they are
-    weight: Tensor,  # [(q + 2 kv heads) * dim, hidden]
+    stream: Tensor | None,  # [rows, hidden]: whose norm scales the product (see product.py); None: it is not scaled
+    weight: Weight,  # [(q + 2 kv heads) * dim, hidden]
     bias: Tensor | None,
     head_norms: Tensor | None,  # [2, dim]: of q and of k
     cos: Tensor,  # [positions, dim / 2] float32
@@ -109,14 +115,12 @@ def norm_qkv_rope(
     eps: float,
     tile: Tile,
     *,
-    scales: Tensor | None = None,  # [rows] float32: x was normed by norm_rows()
+    scales: Tensor | None = None,  # [rows] float32, of scale_rows(): then the product does not find them itself
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
     num_rows, num_in = x.shape
-    mode = norm_mode(weight.dtype) if norm is not None else NO_NORM
-    if scales is not None:
-        norm, mode = scales, NORMED
+    norm, given = norm_arguments(x, stream, scales), weight_arguments(weight)
     out = (
         triton.next_power_of_2(heads.dim)
         if head_norms is not None
@@ -125,11 +129,12 @@ def norm_qkv_rope(
     tiles = triton.cdiv(heads.dim, out)
     grid = (triton.cdiv(num_rows, row_tile), (heads.num_q + 2 * heads.num_kv) * tiles)
     _qkv_kernel[grid](
-        x, norm if norm is not None else x, weight, bias if bias is not None else x,
+        x, norm.stream, given.stored, given.scales, bias if bias is not None else x,
         head_norms if head_norms is not None else x, cos, sin, positions, slots,
         query, kv_layer, num_rows, kv_layer.shape[1], eps,
         K=num_in, Q_HEADS=heads.num_q, KV_HEADS=heads.num_kv, DIM=heads.dim,
-        HAS_BIAS=bias is not None, HEAD_NORM=head_norms is not None, NORM=mode,
-        EXACT=weight.dtype == torch.float32, ROWS=row_tile, OUT=out, IN=tile.into, PDL=pdl,
+        HAS_BIAS=bias is not None, HEAD_NORM=head_norms is not None, NORM=norm.mode,
+        EXACT=weight.dtype == torch.float32, ROWS=row_tile, OUT=out, IN=tile.into,
+        FORMAT=given.format, GROUP=given.group, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

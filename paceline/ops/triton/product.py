@@ -1,27 +1,71 @@
 """The sum that every fused kernel is built around: rows x outputs, K from front to back, in float32.
 
-A row may be normed on the way (RMSNorm): either its scale is applied to the finished sum, which reads the row once, or
-to the row itself before the product, which reads it twice and rounds as `reference.rms_norm` does. The second is for
-float16, whose range the unscaled row may leave. Or norm_rows.py has done either already: `norm` then has the scales.
+A product behind an RMSNorm multiplies rows that were not scaled, and scales the finished sum. The sum of a row's
+squares is the diagonal of rows times rows: a product with the bits and the speed of the other one.
+
+- FOLDED: the weight has the norm's gains in it (`Decoder.fold_norms`), so the rows are those of the residual stream.
+- GAINED: the weight cannot take them in, so the rows were multiplied with them by the kernel that wrote the stream
+  (fused_linear.py). `stream` has the rows that the scales are found from.
+- NORMED: either of these, and norm_rows.py has found the scales already: `stream` has them.
+
 Rows may be wider than the weight: they are rounded to its type.
+
+A packed weight (ops/packed.py) is widened to the rows' type in registers, step by step: what is multiplied, and in
+which order, is what a plain weight of these values would give. A step has several parts, one for each value of a word.
+Where zeros are whole numbers, 4-bit values less their zero are multiplied as they are, and each group's sum is scaled.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
 
-import torch
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+from torch import Tensor
 
-NO_NORM, SCALE_LAST, SCALE_FIRST, NORMED = 0, 1, 2, 3
+from paceline.ops.packed import PackedWeight, Weight
+from paceline.ops.triton.widen import first_half, widened
+
+NO_NORM, FOLDED, GAINED, NORMED = 0, 1, 2, 3
 
 # Programmatic dependent launch (Hopper and later): a kernel's programs start while the previous kernel still runs and
 # wait for it before they read what it wrote; with PDL_PREFETCH they ask for their weights before they wait.
 NO_PDL, PDL, PDL_PREFETCH = 0, 1, 2
 
 
-def norm_mode(dtype: torch.dtype) -> int:
-    """`dtype`: the weight's"""
-    return SCALE_FIRST if dtype == torch.float16 else SCALE_LAST
+PLAIN, INT4, INT8, FP8, INT4_WHOLE = 0, 1, 2, 3, 4  # FORMAT of a weight; the last: with whole numbers for zeros
+FORMATS = {"int4": INT4, "int8": INT8, "fp8": FP8}
+
+
+class WeightArguments(NamedTuple):
+    """What a kernel is told of a weight."""
+
+    stored: Tensor
+    scales: Tensor  # any tensor for a plain weight
+    format: int
+    group: int
+
+
+def weight_arguments(weight: Weight) -> WeightArguments:
+    if isinstance(weight, PackedWeight):
+        form = INT4_WHOLE if weight.scales_sums else FORMATS[weight.kind]
+        return WeightArguments(weight.words, weight.scales, form, weight.group)
+    return WeightArguments(weight, weight, PLAIN, 0)
+
+
+class NormArguments(NamedTuple):
+    """What a kernel is told of the norm before its product."""
+
+    stream: Tensor
+    mode: int
+
+
+def norm_arguments(x: Tensor, stream: Tensor | None, scales: Tensor | None) -> NormArguments:
+    if stream is None:
+        return NormArguments(x, NO_NORM)
+    if scales is not None:
+        return NormArguments(scales, NORMED)
+    return NormArguments(stream, FOLDED if stream is x else GAINED)
 
 
 @triton.jit
@@ -34,47 +78,73 @@ def row_sums(values, ROWS: tl.constexpr, SIZE: tl.constexpr):
     return tl.reshape(values, (ROWS,))
 
 
+@triton.constexpr_function
+def _parts(FORMAT):
+    """Values of a stored word."""
+    return {0: 1, 1: 4, 4: 4}.get(FORMAT, 2)
+
+
+@triton.jit
+def diagonal(square, SIZE: tl.constexpr):
+    """[SIZE] of [SIZE, SIZE]. Each sum has one value that is not zero, so its order does not show."""
+    places = tl.arange(0, SIZE)
+    return tl.sum(tl.where(places[:, None] == places[None, :], square, 0.0), axis=1)
+
+
 @triton.jit
 def product(
-    x, x_rows, row_ok, norm, eps, weight, outs, out_ok, begin,
+    x, rows, row_ok, stream, eps, weight, scales, outs, out_ok, num_out, begin,
     K: tl.constexpr, SPAN: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
-    NORM: tl.constexpr, EXACT: tl.constexpr,
+    NORM: tl.constexpr, EXACT: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """[ROWS, OUT] float32: rows `x_rows` of x times rows `outs` of the weight, over inputs [begin, begin + SPAN)."""
-    whole: tl.constexpr = K % SPAN == 0 and SPAN % IN == 0  # no step reaches past the end
+    """[ROWS, OUT] float32: these rows of x times rows `outs` of the weight, over inputs [begin, begin + SPAN)."""
+    parts: tl.constexpr = _parts(FORMAT)
+    step: tl.constexpr = IN * parts  # inputs
+    width: tl.constexpr = K if FORMAT == 0 else (K + step - 1) // step * IN  # of a stored row
+    whole: tl.constexpr = K % SPAN == 0 and SPAN % step == 0  # no step reaches past the end
     precision: tl.constexpr = "ieee" if EXACT else "tf32"  # float32 must not pass through TF32, which keeps ten bits
     ins = tl.arange(0, IN)
-    x_at = x + x_rows.to(tl.int64)[:, None] * K + begin + ins[None, :]
-    w_at = weight + outs.to(tl.int64)[None, :] * K + begin + ins[:, None]
-    scale = tl.full((ROWS,), 1.0, dtype=tl.float32)
-    if NORM == 2:
-        squares = tl.zeros((ROWS, IN), dtype=tl.float32)
-        for start in range(0, K, IN):
-            read = row_ok[:, None] if whole else row_ok[:, None] & (start + ins < K)[None, :]
-            wide = tl.load(x_at + start, mask=read, other=0.0).to(tl.float32)
-            squares += wide * wide
-        scale = tl.rsqrt(row_sums(squares, ROWS, IN) / K + eps)
-    squares = tl.zeros((ROWS, IN), dtype=tl.float32)
+    x_at = rows.to(tl.int64)[:, None] * K + begin + ins[None, :]
+    w_at = weight + outs.to(tl.int64)[None, :] * width + begin // parts + ins[:, None]
+    squares = tl.zeros((ROWS, ROWS), dtype=tl.float32)
     total = tl.zeros((ROWS, OUT), dtype=tl.float32)
-    for start in range(0, SPAN, IN):
-        left = K - begin - start
-        x_ok = row_ok[:, None] if whole else row_ok[:, None] & (ins < left)[None, :]
-        w_ok = out_ok[None, :] if whole else out_ok[None, :] & (ins < left)[:, None]
-        w_tile = tl.load(w_at + start, mask=w_ok, other=0.0)
-        x_tile = tl.load(x_at + start, mask=x_ok, other=0.0)
-        if NORM == 1 or NORM == 2:
-            norm_tile = tl.load(norm + begin + start + ins, mask=ins < left, other=0.0)[None, :]
-            if NORM == 1:
-                wide = x_tile.to(tl.float32)
-                squares += wide * wide
-                x_tile = (wide * norm_tile.to(tl.float32)).to(w_tile.dtype)
+    one_group: tl.constexpr = GROUP >= K
+    if FORMAT > 0 and one_group:
+        pair = tl.load(scales + num_out + outs, mask=out_ok, other=0)
+    for start in range(0, SPAN, step):
+        w_left = width - (begin + start) // parts
+        w_ok = out_ok[None, :] if whole else out_ok[None, :] & (ins < w_left)[:, None]
+        stored = tl.load(w_at + start // parts, mask=w_ok, other=0)
+        for part in tl.static_range(parts):
+            at = start + part * IN
+            x_ok = row_ok[:, None] if whole else row_ok[:, None] & (ins < K - begin - at)[None, :]
+            x_tile = tl.load(x + x_at + at, mask=x_ok, other=0.0)
+            if FORMAT == 0:
+                w_tile = stored
             else:
-                x_tile = (x_tile.to(tl.float32) * scale[:, None]).to(w_tile.dtype) * norm_tile
-        total = tl.dot(x_tile.to(w_tile.dtype), w_tile, total, input_precision=precision)
-    if NORM == 1:
-        total *= tl.rsqrt(row_sums(squares, ROWS, IN) / K + eps)[:, None]
+                if not one_group:
+                    pair_at = (1 + (begin + at) // GROUP) * num_out + outs
+                    if not whole:  # padding meets rows of zeros: any scale will do
+                        pair_at = tl.minimum(pair_at, K // GROUP * num_out + outs)
+                    pair = tl.load(scales + pair_at, mask=out_ok, other=0)
+                w_tile = widened(stored, pair, part, FORMAT, one_group, x.dtype.element_ty)
+            x_tile = x_tile.to(w_tile.dtype)
+            if NORM == 1:
+                squares = tl.dot(x_tile, tl.trans(x_tile), squares, input_precision=precision)
+            if NORM == 2:
+                s_tile = tl.load(stream + x_at + at, mask=x_ok, other=0.0)
+                squares = tl.dot(s_tile, tl.trans(s_tile), squares, input_precision=precision)
+            if FORMAT == 4 and not one_group:
+                made = tl.dot(x_tile, w_tile, input_precision=precision)
+                total = tl.fma(made, first_half(pair)[None, :], total)
+            else:
+                total = tl.dot(x_tile, w_tile, total, input_precision=precision)
+    if FORMAT > 0:
+        total *= tl.load(scales + outs, mask=out_ok, other=0).to(tl.float32, bitcast=True)[None, :]
+    if NORM == 1 or NORM == 2:
+        total *= tl.rsqrt(diagonal(squares, ROWS) / K + eps)[:, None]
     if NORM == 3:
-        total *= tl.load(norm + x_rows, mask=row_ok, other=0.0)[:, None]
+        total *= tl.load(stream + rows, mask=row_ok, other=0.0)[:, None]
     return total
 
 
@@ -88,15 +158,18 @@ def wait_for_previous_kernel(PDL: tl.constexpr):
 
 @triton.jit
 def prefetch_weights(
-    weight, outs, num_out, begin, K: tl.constexpr, SPAN: tl.constexpr, OUT: tl.constexpr, PDL: tl.constexpr
-):
+    weight, outs, num_out, begin, K: tl.constexpr, SPAN: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
+    FORMAT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Ask for rows `outs` of the weight, inputs [begin, begin + SPAN), to be brought into the L2 cache."""
     if PDL == 2:
-        line: tl.constexpr = 128 // (weight.dtype.element_ty.primitive_bitwidth // 8)  # inputs of a cache line
-        lines: tl.constexpr = triton.next_power_of_2((SPAN + line - 1) // line)
-        at = tl.minimum(begin + tl.arange(0, lines) * line, K - 1)
+        parts: tl.constexpr = _parts(FORMAT)
+        width: tl.constexpr = K if FORMAT == 0 else (K + IN * parts - 1) // (IN * parts) * IN
+        line: tl.constexpr = 128 // (weight.dtype.element_ty.primitive_bitwidth // 8)  # elements of a cache line
+        lines: tl.constexpr = triton.next_power_of_2((SPAN // parts + line - 1) // line)
+        at = tl.minimum(begin // parts + tl.arange(0, lines) * line, width - 1)
         rows = tl.minimum(outs, num_out - 1).to(tl.int64)
-        addresses = (weight + rows[:, None] * K + at[None, :]).to(tl.int64, bitcast=True)
+        addresses = (weight + rows[:, None] * width + at[None, :]).to(tl.int64, bitcast=True)
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [addresses], dtype=tl.int32, is_pure=False, pack=1
         )

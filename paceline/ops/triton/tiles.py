@@ -1,12 +1,16 @@
-"""How a product is cut into programs: one fixed choice per weight shape, whatever the number of rows.
+"""How a product is cut into programs: by the weight's shape, and by how many rows there are.
 
-The bits of an output follow from the order in which its sum over K is made. That order is set by the tile below, and
-the tile is looked up by the weight's shape alone, so a row gets the same bits at 1 row and at 512.
+The bits of an output follow from the order in which its sum over K is made. A tensor core product adds 16 inputs at a
+time from front to back, so neither the length of a step nor what stands beside an output shows in its bits. What does
+is how many programs share the sum, and that follows from the weight's shape alone: a row gets the same bits at 1 row
+and at 512.
 """
 
 from dataclasses import dataclass, replace
 
 import torch
+
+from paceline.ops.packed import PARTS, PackedWeight, Weight
 
 ROWS = 16  # rows of a tile: the least that a tensor core product takes, and all that decoding needs
 
@@ -20,19 +24,25 @@ class Tile:
     splits: int = 1  # programs that share K; their sums are added in order
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    rows: int  # of a program
+    tile: Tile
+
+
 # (outputs, inputs) of a 16-bit weight -> the fastest tile at 16 rows that `benchmarks/gpu_kernels.py --only tune` found
 # on one H200
 MEASURED: dict[tuple[int, int], Tile] = {
     # SmolLM2-135M: qkv, output, gate and up, down, head
-    (960, 576): Tile(16, 128, 2, 3),
+    (960, 576): Tile(16, 128, 2, 5),
     (576, 576): Tile(16, 64, 2, 5),
-    (3072, 576): Tile(32, 128, 2, 3),
+    (3072, 576): Tile(32, 128, 2, 5),
     (576, 1536): Tile(16, 512, 2, 5),  # four splits take 4 % less, and their sums would go through memory
     (49152, 576): Tile(128, 64, 4, 3),
     # Qwen2.5-1.5B
-    (2048, 1536): Tile(32, 128, 2, 3),  # 1 % more than with steps of 512, which leave wide programs no shared memory
+    (2048, 1536): Tile(16, 512, 2, 3),
     (1536, 1536): Tile(16, 512, 2, 3),
-    (17920, 1536): Tile(64, 128, 2, 3),
+    (17920, 1536): Tile(32, 64, 2, 5),
     (1536, 8960): Tile(16, 512, 2, 3, splits=4),
     (151936, 1536): Tile(128, 128, 2, 3),
 }
@@ -42,7 +52,7 @@ MAX_INTO = 256  # inputs of a step: 16 + 32 rows of them, three stages deep, fit
 
 
 def tile_for(num_out: int, num_in: int, dtype: torch.dtype) -> Tile:
-    """The tile of a weight [num_out, num_in]. A function of these alone."""
+    """The tile of a weight [num_out, num_in] for few rows. A function of these alone."""
     if dtype.itemsize == 2 and (num_out, num_in) in MEASURED:
         return MEASURED[num_out, num_in]
     # At least two steps: the compiler makes one of a product of a single step and the sum that follows it.
@@ -51,30 +61,108 @@ def tile_for(num_out: int, num_in: int, dtype: torch.dtype) -> Tile:
     return replace(tile, splits=2) if num_in >= 4096 and num_out < MANY_OUTPUTS else tile
 
 
-WIDE_ROWS = 64  # rows of a program in passes of many rows, which are bound by arithmetic rather than by weights
-WIDE_FROM = 192  # rows of a pass: where programs of WIDE_ROWS take less time (measured at 128 and 512 rows)
-WIDE_OUTS = (64, 32)  # outputs of a wide program, the first that gives enough programs
-WIDE_INTO = 64  # inputs of a step where the step does not show: twice as many take all registers of two warps
-ENOUGH_PROGRAMS = 132  # one for each multiprocessor of a large GPU
+# (kind, outputs, inputs) of a packed weight -> its tile; the step must suit the groups, else `packed_tile` shortens it
+PACKED: dict[tuple[str, int, int], Tile] = {}
+
+# Inputs of a part of a step: as many as two warps have registers for, beside 64 outputs
+PACKED_INTO = {"int4": 32, "int8": 64, "fp8": 64}
+OUTS_FROM = ((65536, 128), (MANY_OUTPUTS, 64), (4096, 32))  # from so many outputs on: outputs of a program
+PACKED_WASTE = 1.15  # a row is padded to whole steps: how many more bytes that may take
 
 
-def row_tile_for(num_rows: int) -> int:
-    """Rows of a program in a pass of so many. It does not show in the bits (see `widened`)."""
-    return WIDE_ROWS if num_rows >= WIDE_FROM else ROWS
+def packed_tile(kind: str, num_out: int, num_in: int, group: int) -> Tile:
+    """The tile of a weight of 4 or 8 bits, which is packed for its steps. A function of these alone."""
+    tile = PACKED.get((kind, num_out, num_in))
+    if tile is None:
+        outs = next((outs for least, outs in OUTS_FROM if num_out >= least), 16)
+        splits = 4 if num_in >= 4096 and num_out < MANY_OUTPUTS else 1
+        tile = Tile(outs, PACKED_INTO[kind], max(2, outs // 32), 4, splits)
+    into = tile.into
+    while into > 16 and (
+        _padded(num_in, into * PARTS[kind]) > PACKED_WASTE * num_in or (group < num_in and group % into)
+    ):
+        into //= 2
+    return replace(tile, into=into)
 
 
-def widened(tile: Tile, num_out: int, num_rows: int, *, normed: bool) -> Tile:
-    """A tile for programs of more than ROWS rows, with the same order of the sum, that fits into shared memory.
-
-    A tensor core product adds 16 inputs at a time from front to back, so neither the length of a step nor the outputs
-    beside one show in its bits. In a normed product the step does: the squares are summed column by column of a step.
-    Two warps keep the compiler from taking Hopper's other product instruction, which adds in another order."""
-    row_tiles = -(-num_rows // WIDE_ROWS)
-    wide = [out for out in WIDE_OUTS if out > tile.out and row_tiles * -(-num_out // out) >= ENOUGH_PROGRAMS]
-    into = tile.into if normed else min(tile.into, WIDE_INTO)
-    return replace(tile, out=wide[0] if wide else tile.out, into=into, warps=2, stages=min(tile.stages, 3))
+def _padded(num_in: int, step: int) -> int:
+    return -(-num_in // step) * step
 
 
-def after_norm(tile: Tile) -> Tile:
-    """The tile of a product whose rows were normed before (norm_rows.py): the step shows no more."""
-    return replace(tile, into=min(tile.into, WIDE_INTO))
+# For more than ROWS rows, the largest programs first: each value that one loads is used by more outputs. Two warps, or
+# fewer than 64 rows, keep the compiler from taking Hopper's other product instruction, which adds in another order.
+LARGER = (
+    Cut(64, Tile(128, 32, 2, 4)),
+    Cut(64, Tile(64, 32, 2, 4)),
+    Cut(32, Tile(64, 64, 2, 3)),
+    Cut(32, Tile(32, 64, 2, 4)),
+    Cut(16, Tile(32, 128, 2, 3)),
+    Cut(16, Tile(16, 128, 2, 3)),
+)
+ENOUGH_PROGRAMS = 264  # two for each multiprocessor of a large GPU
+
+# What was measured to be better, at up to so many rows
+MEASURED_LARGER: dict[tuple[int, int], dict[int, Cut]] = {
+    (960, 576): dict.fromkeys((32, 64, 128), Cut(32, Tile(32, 64, 2, 4))),
+    (576, 576): dict.fromkeys((32, 64, 128), Cut(16, Tile(16, 64, 2, 5))),
+    (3072, 576): {
+        32: Cut(16, Tile(32, 128, 2, 3)),
+        64: Cut(16, Tile(32, 128, 2, 3)),
+        128: Cut(32, Tile(64, 64, 4, 4)),
+    },
+    (576, 1536): dict.fromkeys((32, 64), Cut(16, Tile(16, 512, 2, 5))),
+    (49152, 576): {32: Cut(32, Tile(128, 64, 4, 3)), 64: Cut(64, Tile(128, 64, 2, 3))},
+    (2048, 1536): dict.fromkeys((32, 64, 128), Cut(16, Tile(64, 128, 2, 3))),
+    (1536, 1536): dict.fromkeys((32, 64, 128), Cut(16, Tile(32, 128, 2, 3))),
+    (17920, 1536): {32: Cut(32, Tile(32, 64, 2, 4)), 64: Cut(32, Tile(64, 64, 2, 3)), 128: Cut(64, Tile(64, 32, 2, 4))},
+    (1536, 8960): {32: Cut(16, Tile(32, 128, 2, 3)), 64: Cut(16, Tile(64, 128, 2, 3))},
+    (151936, 1536): {
+        32: Cut(32, Tile(64, 64, 2, 3)),
+        64: Cut(64, Tile(64, 64, 2, 3)),
+        128: Cut(64, Tile(128, 64, 2, 3)),
+    },
+}
+
+
+ROW_STEPS = (1, 32, 64, 128, 256)  # rows of a pass between which cuts change
+
+
+def cut_of(weight: Weight, num_rows: int) -> Cut:
+    """How a product with this weight is cut. The bits of a row are the same for any number of rows."""
+    if isinstance(weight, PackedWeight):
+        return _packed_cut(weight, num_rows)
+    return cut_for(weight.shape[0], weight.shape[1], weight.dtype, num_rows)
+
+
+PACKED_FROM = 48  # rows of a pass, from which programs have more of them: every program widens its weights again
+PACKED_ROWS, PACKED_OUTS = 64, (64, 32)  # the first that gives enough programs
+PACKED_PROGRAMS = 132  # one for each multiprocessor of a large GPU
+
+
+def _packed_cut(weight: PackedWeight, num_rows: int) -> Cut:
+    """A packed weight has been packed for one step."""
+    tile = replace(packed_tile(weight.kind, *weight.shape, weight.group), into=weight.into)
+    if num_rows < PACKED_FROM:
+        return Cut(ROWS, tile)
+    row_tiles = -(-num_rows // PACKED_ROWS)
+    enough = (o for o in PACKED_OUTS if o > tile.out and row_tiles * -(-weight.shape[0] // o) >= PACKED_PROGRAMS)
+    return Cut(PACKED_ROWS, replace(tile, out=next(enough, tile.out), warps=2, stages=min(tile.stages, 3)))
+
+
+def cut_for(num_out: int, num_in: int, dtype: torch.dtype, num_rows: int) -> Cut:
+    """How a product of `num_rows` rows is cut. The bits of a row are the same for all of them."""
+    few = tile_for(num_out, num_in, dtype)
+    if num_rows <= ROWS or dtype.itemsize > 2:  # float32 does without tensor cores
+        return Cut(ROWS, few)
+    for most, cut in MEASURED_LARGER.get((num_out, num_in), {}).items():
+        if num_rows <= most:
+            return _with_splits(cut, few)
+    for cut in LARGER:
+        programs = -(-num_rows // cut.rows) * -(-num_out // cut.tile.out) * few.splits
+        if programs >= ENOUGH_PROGRAMS and cut.rows < 2 * num_rows:
+            return _with_splits(cut, few)
+    return _with_splits(LARGER[-1], few)
+
+
+def _with_splits(cut: Cut, few: Tile) -> Cut:
+    return replace(cut, tile=replace(cut.tile, splits=few.splits))

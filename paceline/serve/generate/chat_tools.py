@@ -62,7 +62,7 @@ class ChatToolsFormat:
         thoughts = [{"reasoning": delta.reasoning}] if delta.reasoning else []
         pieces = thoughts + [self._piece(event) for event in events]
         if delta.first:
-            role = {"role": "assistant", "content": None if pieces else ""}
+            role = {"role": "assistant", "content": None}  # a call may be all that comes
             pieces[:1] = [role | pieces[0]] if pieces else [role]
         return pieces
 

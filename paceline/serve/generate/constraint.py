@@ -4,13 +4,14 @@ import re
 from typing import Any
 
 from paceline.core.structured import StructuredOutputsParams
-from paceline.errors import InvalidOptionError, InvalidRequestError
+from paceline.errors import GrammarLimitError, InvalidOptionError, InvalidRequestError
 from paceline.serve.generate.call import Call
 from paceline.serve.http.errors import ApiError
 from paceline.serve.http.format_bodies import FormatFields, JsonObjectFormat, JsonSchemaFormat, StructuralTagFormat
 from paceline.serve.http.request_bodies import GenerationRequest
 from paceline.serve.tools.plan import ToolPlan
 
+_OPTIONS_NAME = re.compile(r"^structured_outputs\.\w+")
 _ENGINES_NAME = re.compile(r"^structured_outputs\.\w+ cannot be used: ")
 _PLACE = re.compile(r"at (?P<line>\d+)\(\d+\): (?P<reason>.*?)(?= \d+ \| |$)")
 _ARGUMENTS = re.compile(r"arguments_(\d+):")
@@ -25,8 +26,8 @@ def constraint_field(body: GenerationRequest, plan: ToolPlan | None) -> str | No
     return None if plan is None else "tools"
 
 
-def refusal(call: Call, error: InvalidRequestError) -> Exception:
-    """A constraint that the engine cannot use, by the name of the field that asked for it."""
+def refusal(call: Call, error: InvalidRequestError | GrammarLimitError) -> Exception:
+    """A constraint that the engine cannot use, or not any further, by the name of the field that asked for it."""
     field = constraint_field(call.body, call.plan)
     if field is None or call.params.structured_outputs is None:
         return error
@@ -53,7 +54,9 @@ def constraint(body: GenerationRequest, plan: ToolPlan | None) -> StructuredOutp
     try:
         return _constraint(body, plan)
     except InvalidOptionError as error:
-        raise ApiError(400, str(error), code="invalid_value", param=constraint_field(body, plan)) from None
+        field = constraint_field(body, plan)
+        message = str(error) if field in (None, "structured_outputs") else _OPTIONS_NAME.sub(str(field), str(error))
+        raise ApiError(400, message, code="invalid_value", param=field) from None
 
 
 def _constraint(body: GenerationRequest, plan: ToolPlan | None) -> StructuredOutputsParams | None:

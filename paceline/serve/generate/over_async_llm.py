@@ -39,6 +39,9 @@ class OverAsyncLLM:
     def speculation_stats(self) -> dict[str, Any]:
         return self._stats
 
+    def cluster(self) -> None:
+        return None
+
     def _take_stats(self) -> None:
         """In the engine's thread, which changes what is counted; others read the copy, as often as they like."""
         self._stats: dict[str, Any] = self._llm.stats()["speculation"]

@@ -1,5 +1,6 @@
 """From a request body to a `Call`: what can be wrong with it, short of the engine's own checks, is found here."""
 
+from paceline.llm.worker import in_worker
 from paceline.serve.generate.call import Call
 from paceline.serve.generate.params import prompt_token_ids, sampling_params
 from paceline.serve.generate.service import Service
@@ -18,6 +19,8 @@ async def prepare(service: Service, body: GenerationRequest, call_id: str, tenan
     plan = None
     if isinstance(body, ChatCompletionRequest):
         plan = tool_plan(body, lambda: service.tool_format)
+    if plan is not None:  # whose schemas are in the prompt: that says how large they are
+        await in_worker(sum(len(p) for p in prompts), plan.check_schemas)
     params = await sampling_params(body, [len(p) for p in prompts], backend, config, plan)
     call = Call(call_id, model, body, prompts, params, tenant.cache_salt(body.cache_salt), plan)
     if isinstance(body, ChatCompletionRequest):

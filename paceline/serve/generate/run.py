@@ -9,7 +9,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from paceline.core.outputs import RequestOutput
-from paceline.errors import InvalidRequestError
+from paceline.errors import GrammarLimitError, InvalidRequestError
 from paceline.serve.generate.call import Call
 from paceline.serve.generate.constraint import refusal
 from paceline.serve.generate.service import Service
@@ -43,7 +43,7 @@ async def run(service: Service, call: Call, writer: Writer) -> None:
 async def _run_prompt(service: Service, call: Call, prompt: int, writer: Writer) -> None:
     try:
         await _read_prompt(service, call, prompt, writer)
-    except InvalidRequestError as error:
+    except (InvalidRequestError, GrammarLimitError) as error:
         raise refusal(call, error) from None
 
 

@@ -45,6 +45,8 @@ class ServedEngine(Protocol):
 
     def speculation_stats(self) -> dict[str, Any]: ...  # method -> counts, as spec/statistics.py gives them
 
+    def cluster(self) -> dict[str, Any] | None: ...  # workers and where requests went, for the page; None: one engine
+
     def watch(self, observer: StepObserver) -> None: ...
 
     def when_dead(self, callback: Callable[[Exception], None]) -> None: ...  # called in the engine's thread, once

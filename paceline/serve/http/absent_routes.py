@@ -1,7 +1,7 @@
-"""vLLM's routes that are not here: whoever calls one is told what is missing and what to use instead.
+"""Routes of vLLM and OpenAI that are not here: whoever calls one is told what is missing and what to use instead.
 
-The answer is 404 and not 501, because clients repeat a request that got a status from 500 on. The list is that of vLLM
-0.32; `docs/from-vllm.md` shows it.
+The answer is 404 and not 501, because clients repeat a request that got a status from 500 on. `ABSENT_ROUTES` are those
+of vLLM 0.32, which `docs/from-vllm.md` shows; `ABSENT_AREAS` are parts of OpenAI's API, with all routes below them.
 """
 
 from collections.abc import Callable, Coroutine
@@ -90,10 +90,36 @@ ABSENT_ROUTES: dict[str, str] = {
     "/fault_tolerance/status": ONE_DEVICE,
 }
 
+NO_FILES = "this server keeps no files: put the text into the request"
+NO_TRAINING = "the server trains nothing; `paceline train` is for drafters"
+NO_STATE = "use /v1/responses with previous_response_id"
+ABSENT_AREAS: dict[str, str] = {
+    "/v1/batches": "send the requests themselves, at the same time: they share passes",
+    "/v1/files": NO_FILES,
+    "/v1/uploads": NO_FILES,
+    "/v1/vector_stores": NO_FILES,
+    "/v1/assistants": NO_STATE,
+    "/v1/threads": NO_STATE,
+    "/v1/conversations": NO_STATE,
+    "/v1/responses/{response_id}/input_items": "a stored response is its output: keep your input",
+    "/v1/responses/input_tokens": "/tokenize counts the tokens of messages",
+    "/v1/responses/compact": "a conversation is sent as it is: shorten it",
+    "/v1/moderations": NOT_POOLING,
+    "/v1/audio": TEXT_ONLY,
+    "/v1/images": TEXT_ONLY,
+    "/v1/videos": TEXT_ONLY,
+    "/v1/fine_tuning": NO_TRAINING,
+    "/v1/evals": "use `paceline bench`, or lm-evaluation-harness over /v1/completions",
+}
+
 
 def add_absent_routes(app: FastAPI) -> None:
     for path, reason in ABSENT_ROUTES.items():
         app.add_api_route(path, _refusing(path, reason), methods=["GET", "POST"], include_in_schema=False)
+    for path, reason in ABSENT_AREAS.items():
+        for below in ("", "/{rest:path}"):
+            refuse = _refusing(path, reason)
+            app.add_api_route(path + below, refuse, methods=["GET", "POST", "DELETE"], include_in_schema=False)
 
 
 def _refusing(path: str, reason: str) -> Callable[[], Coroutine[Any, Any, Response]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.errors import (
     EngineDeadError,
+    GrammarLimitError,
     InvalidOptionError,
     InvalidRequestError,
     NothingToSampleError,
@@ -69,6 +70,8 @@ def as_api_error(error: Exception, request_id: str) -> ApiError:
         return ApiError(503, "the engine is not running: try another server, or restart this one", code="engine_dead")
     if isinstance(error, NothingToSampleError):
         return ApiError(400, str(error), code="nothing_to_sample")
+    if isinstance(error, GrammarLimitError):
+        return ApiError(400, str(error), code="invalid_value")
     if isinstance(error, RequestFailedError) and error.__cause__ is None:  # with a cause it quotes something internal
         return ApiError(500, str(error), code="request_failed")
     return ApiError(500, f"internal error; the server's log has it under request id {request_id}", code="internal")

@@ -33,6 +33,7 @@ def live(service: Service, tenant: Tenant) -> dict[str, Any]:
         "inter_token_s": {"p50": metrics.inter_token.quantile(0.5), "p95": metrics.inter_token.quantile(0.95)},
         "speculation": service.backend.speculation_stats(),
         "time_saved_s": {method: saved.seconds for method, saved in list(service.latest_steps.saved.items())},
+        "cluster": service.backend.cluster(),
         "trees": [draw(record, service.backend.tokenizer) for record in trees[-1:]],
     }
 

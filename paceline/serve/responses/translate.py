@@ -1,5 +1,6 @@
 """A request for a response as a request for a chat: the engine's side knows only the latter."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,9 +32,11 @@ _NAMES |= {"response_format": "text", "prompt": "input"}
 
 def own_name(error: ApiError) -> ApiError:
     """An error of the chat that was made of a request, by the request's own names."""
-    if error.param in _NAMES:
-        error.param = _NAMES[error.param]
-    return error
+    own = _NAMES.get(error.param or "")
+    if own is None:
+        return error
+    message = re.sub(rf"\b{error.param}\b", own, str(error))
+    return ApiError(error.status, message, code=error.code, param=own, headers=error.headers)
 
 
 def chat_request(body: ResponsesRequest, before: Sequence[Message]) -> ChatCompletionRequest:

@@ -116,7 +116,8 @@ class ResponseStream:
 
     async def fail(self, error: Exception) -> None:
         answer = self._sender.failure(error)
-        body = self._progress.body("failed", error={"code": "server_error", "message": str(answer)})
+        code = "server_error" if answer.status >= 500 else "invalid_prompt"  # of those that OpenAI's clients know
+        body = self._progress.body("failed", error={"code": code, "message": str(answer)})
         await self._sender.say_last(self._event({"type": "response.failed", "response": body}))
 
     def _texts(self, output: RequestOutput) -> str:

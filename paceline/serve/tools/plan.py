@@ -4,7 +4,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.core.schema_recursion import check_recursion
 from paceline.core.tokenizer import Tokenizer
+from paceline.errors import InvalidRequestError
+from paceline.serve.http.errors import ApiError
 from paceline.serve.http.request_bodies import ChatCompletionRequest
 from paceline.serve.http.tool_bodies import NamedTool, Tool
 from paceline.serve.tools.events import Out
@@ -33,6 +36,17 @@ class ToolPlan:
     tools: tuple[Tool, ...]  # that may be called
     required: bool  # a call must come
     parallel: bool
+
+    def check_schemas(self) -> None:
+        """A function that no call can be right for is refused, also where nothing holds the model to its schema."""
+        for tool in self.tools:
+            name = tool.function.name
+            try:
+                check_recursion(tool.schema_of_arguments)
+            except (InvalidRequestError, RecursionError) as error:
+                reason = "it is too deeply nested" if isinstance(error, RecursionError) else str(error)
+                message = f"the parameters of {name!r} cannot be used: {reason}"
+                raise ApiError(400, message, code="invalid_value", param="tools") from None
 
     def parser(self) -> Parser:
         out = Out(max_calls=None if self.parallel else 1)

@@ -15,30 +15,25 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.request import Request
-from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.core.tree import DraftTree
 from paceline.models.graphs import record
+from paceline.spec.buckets import BUCKETS
 from paceline.spec.feature.draft_inputs import DraftInputs, DraftViews
 from paceline.spec.feature.draft_levels import DraftKernels, DraftRoom, DraftShape
 from paceline.spec.feature.draft_lines import DraftLines
 from paceline.spec.feature.draft_scores import DraftScores
 from paceline.spec.feature.draft_writer import DraftWriter, Wanted
 from paceline.spec.feature.feature_queue import FeatureQueue, StepRows
+from paceline.spec.tree_answers import Answer, TreeAnswers
 
 logger = logging.getLogger("paceline")
 
-BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)  # requests of a graph
 LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # of a graph, and as many as the drafter may ever have
 LINES_EACH = 2  # lines of the table per request of the largest graph
 CAPTURE_S = 8.0  # once the largest graph of every bucket is there, no further one is begun after so long
-
-
-def largest_bucket(max_num_seqs: int | None) -> int:
-    """Requests of the largest graph where never more than so many run; more are drafted for in turns."""
-    return next((size for size in BUCKETS if max_num_seqs is not None and size >= max_num_seqs), BUCKETS[-1])
 
 
 def scratch_slots(max_requests: int, width: int, max_depth: int) -> int:
@@ -60,14 +55,6 @@ class DraftClock:
 
 
 DRAFT_CLOCK = DraftClock()  # of all drafters of the process, for measurements
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Where trees arrive on the host."""
-
-    ints: Tensor  # [max_requests, 1 + 3 * K] int32, pinned
-    arrived: "torch.cuda.Event | None"
 
 
 class PendingDrafts:
@@ -107,7 +94,7 @@ class CapturedDrafts:
         self._outputs: dict[DraftShape, Tensor] = {}
         self._shapes = draft_shapes(room)
         self._fitting: dict[tuple[int, int, int], DraftShape] = {}
-        self._answers: list[Answer] = []  # free ones
+        self._answers = TreeAnswers(room.max_requests, room.num_nodes, self._device)
         if self._device.type == "cuda":
             self._capture_all()
 
@@ -134,21 +121,13 @@ class CapturedDrafts:
         rows = inputs.hidden_rows(count)
         torch.index_select(newest.hidden.flatten(1), 0, rows, out=self._hidden[: len(rows)])
         sent_s = time.perf_counter()
-        answer = self.send_back(self._run(shape)[: len(wanted)])
+        answer = self._answers.send_back(self._run(shape)[: len(wanted)])
         DRAFT_CLOCK.num_drafts += 1
         DRAFT_CLOCK.prepare_s += sent_s - begin_s
         DRAFT_CLOCK.launch_s += time.perf_counter() - sent_s
         return answer
 
-    def send_back(self, output: Tensor) -> Answer:
-        """Trees on their way to the host: `read` waits for them."""
-        answer = self._answers.pop() if self._answers else self._new_answer()
-        answer.ints[: len(output)].copy_(output, non_blocking=True)
-        if answer.arrived is not None:
-            answer.arrived.record()
-        return answer
-
-    # For drafts whose newest pairs are found on the device (device_rounds.py):
+    # For drafts whose newest pairs are found on the device (eagle_rounds.py):
 
     def write_ahead(self, shape: DraftShape, wanted: Sequence[Wanted]) -> bool:
         """Send all that such drafts need beside the pairs; False where earlier pairs of a request are missing."""
@@ -176,13 +155,11 @@ class CapturedDrafts:
         return self._run_kernels(shape)
 
     def read(self, answer: Answer, count: int) -> list[DraftTree]:
-        """The one place where the host waits for the device."""
+        """Waits for the device."""
         begin_s = time.perf_counter()
-        if answer.arrived is not None:
-            answer.arrived.synchronize()
+        answer.wait()
         read_s = time.perf_counter()
-        trees = read_trees(answer.ints[:count].numpy())
-        self._answers.append(answer)
+        trees = self._answers.read(answer, count)
         DRAFT_CLOCK.read_s += read_s - begin_s
         DRAFT_CLOCK.trees_s += time.perf_counter() - read_s
         return trees
@@ -204,12 +181,6 @@ class CapturedDrafts:
         if found is None:
             found = self._fitting[wanted] = next(shape for shape in self._shapes if shape.fits(*wanted))
         return found
-
-    def _new_answer(self) -> Answer:
-        on_cuda = self._device.type == "cuda"
-        shape = (self.room.max_requests, 1 + 3 * self.room.num_nodes)
-        ints = torch.zeros(shape, dtype=torch.int32, pin_memory=on_cuda)
-        return Answer(ints, torch.cuda.Event() if on_cuda else None)  # type: ignore[no-untyped-call]
 
     def _capture_all(self) -> None:
         """The deepest and widest first: every other draft can be padded to one of those."""
@@ -251,19 +222,3 @@ def draft_shapes(room: DraftRoom) -> list[DraftShape]:
         for num_levels in levels
     ]
     return sorted(shapes, key=lambda shape: (shape.num_requests, shape.num_levels, shape.width))
-
-
-def read_trees(rows: NDArray[np.int32]) -> list[DraftTree]:
-    """[requests, 1 + 3 * K]: see DraftKernels.run"""
-    most = (rows.shape[1] - 1) // 3
-    counts = rows[:, 0].tolist()
-    longest = max(counts)
-    tokens, parents = rows[:, 1 : 1 + longest].tolist(), rows[:, 1 + most : 1 + most + longest].tolist()
-    log_probs = np.ascontiguousarray(rows[:, 1 + 2 * most : 1 + 2 * most + longest]).view(np.float32)
-    confidence = np.exp(log_probs, dtype=np.float64).tolist()
-    if min(counts) == longest > 0:  # as chains nearly always are
-        return [DraftTree(*lists[:2], confidence=lists[2]) for lists in zip(tokens, parents, confidence, strict=True)]
-    return [
-        DraftTree(tokens[i][:count], parents[i][:count], confidence=confidence[i][:count]) if count else EMPTY_TREE
-        for i, count in enumerate(counts)
-    ]

@@ -12,8 +12,9 @@ from paceline.models.drafters.eagle3 import Eagle3
 from paceline.models.drafters.joined import joined_weights
 from paceline.models.drafters.paged import Layers, TorchLayers
 from paceline.models.padded_decoder import PaddedDecoder
+from paceline.spec.buckets import largest_bucket
 from paceline.spec.engine_parts import EngineParts
-from paceline.spec.feature.captured_drafts import CapturedDrafts, largest_bucket
+from paceline.spec.feature.captured_drafts import CapturedDrafts
 from paceline.spec.feature.draft_levels import DraftKernels, DraftRoom, PlainDraft
 from paceline.spec.feature.draft_scores import DraftScores
 from paceline.spec.proposer import Budget

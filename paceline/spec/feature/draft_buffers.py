@@ -1,6 +1,6 @@
 """Room for drafts on the fused kernels (fused_draft.py), and how their products are cut into programs."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,15 +11,13 @@ from paceline.ops.triton.draft_beam import Front, NextRows, Nodes, empty_nodes
 from paceline.ops.triton.draft_top import num_stretches
 from paceline.ops.triton.draft_tree import num_found
 from paceline.ops.triton.fused_linear import split_sizes
-from paceline.ops.triton.tiles import ROWS, Tile, row_tile_for, tile_for
+from paceline.ops.triton.tiles import ROW_STEPS, ROWS, Tile, cut_of, tile_for
 from paceline.spec.feature.draft_levels import DraftRoom
 
 # Tokens of the head in one program: at least as many as a node has children (device_drafts.MAX_WIDTH). Of a large
 # vocabulary fewer and longer stretches leave less to join.
 STRETCH, LONG_STRETCH, LONG_FROM = 64, 128, 32768
-# Programs of many rows: one choice for every weight, so that there are few kernels to compile. With two warps rows in
-# float32 take more registers than there are.
-WIDE_OUT, WIDE_BYTES, WIDE_WARPS = 32, 256, 4  # outputs, bytes of a weight's row in one step
+MANY_ROWS = 64  # of a level: from here on programs of the head have twice as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +25,8 @@ class DraftBuffers:
     """Room for drafts of one width, of up to `max_requests`: smaller ones use the front of it."""
 
     rows: NextRows
-    fused: Tensor  # [R * max(F, W), hidden] float32: features of the newest pairs; EAGLE: joined pairs
-    streams: tuple[Tensor, Tensor]  # [R * W, hidden] float32 each: levels take turns
+    fused: Tensor  # [R * max(F, W), hidden]: features of the newest pairs; EAGLE: joined pairs
+    streams: tuple[Tensor, Tensor]  # [R * W, hidden] each: levels take turns
     query: Tensor  # [R * max(F, W), heads, dim] float32
     mixed: Tensor  # [R * W, heads * dim]
     activation: Tensor  # [R * W, intermediate]
@@ -50,9 +48,9 @@ def allocate_buffers(weights: DraftWeights, room: DraftRoom, width: int) -> Draf
     num_rows, most_rows = count * width, count * max(width, room.num_pairs)
     hidden, q_size = config.hidden_size, config.num_heads * config.head_dim
     splits = [
-        split_sizes(most_rows, hidden, cut(linear.weight, rows)[1])
+        split_sizes(most_rows, hidden, cut_of(linear.weight, rows).tile)
         for linear in (weights.fc, weights.output, weights.down)
-        for rows in (1, most_rows)
+        for rows in (*ROW_STEPS, most_rows)
     ]
     stretches = num_stretches(weights.head.shape[0], head_tile(weights.head))
 
@@ -74,8 +72,8 @@ def allocate_buffers(weights: DraftWeights, room: DraftRoom, width: int) -> Draf
             positions=ints(most_rows),
             slots=ints(most_rows),
         ),
-        fused=empty(most_rows, hidden),
-        streams=(empty(num_rows, hidden), empty(num_rows, hidden)),
+        fused=empty(most_rows, hidden, dtype=weights.dtype),
+        streams=(empty(num_rows, hidden, dtype=weights.dtype), empty(num_rows, hidden, dtype=weights.dtype)),
         query=empty(most_rows, config.num_heads, config.head_dim),
         mixed=empty(num_rows, q_size, dtype=weights.dtype),
         activation=empty(num_rows, config.intermediate_size, dtype=weights.dtype),
@@ -92,17 +90,12 @@ def allocate_buffers(weights: DraftWeights, room: DraftRoom, width: int) -> Draf
     )
 
 
-def cut(weight: Tensor, num_rows: int) -> tuple[int, Tile]:
-    """Rows of a program, and its tile. The bits of drafts may differ from size to size, unlike the target's."""
-    row_tile = row_tile_for(num_rows)
-    tile = tile_for(weight.shape[0], weight.shape[1], weight.dtype)
-    if row_tile == ROWS:
-        return row_tile, tile
-    into = min(tile.into, WIDE_BYTES // weight.dtype.itemsize)
-    return row_tile, replace(tile, out=max(tile.out, WIDE_OUT), into=into, warps=WIDE_WARPS, stages=3)
-
-
 def head_tile(head: Tensor) -> Tile:
     vocab, size = head.shape
     into = min(64, tile_for(vocab, size, head.dtype).into)
     return Tile(out=LONG_STRETCH if vocab >= LONG_FROM else STRETCH, into=into, warps=4, stages=3)
+
+
+def head_rows(num_rows: int) -> int:
+    """Rows of a program of the head, in a level of so many."""
+    return ROWS if num_rows < MANY_ROWS else 2 * ROWS

@@ -110,7 +110,7 @@ class PlainDraft:
         num_requests, num_pairs = views.slots.shape
         features = views.hidden.float()
         if not weights.joins_pairs:
-            features = _linear(_norm(features, weights.fc_norm, weights), weights.fc)
+            features = _linear(_scaled(features, weights.scales_fc, weights), weights.fc)
         slots = views.slots.flatten().long()
         query, stream = self._qkv(views.next_tokens.flatten(), features, views.positions.flatten(), slots)
         columns = (views.context_lens - num_pairs)[:, None] + torch.arange(num_pairs, device=slots.device)
@@ -141,7 +141,7 @@ class PlainDraft:
         x, stream = torch.cat([embedding, normed], dim=1), normed if weights.norms_stream else feature
         if weights.joins_pairs:
             stream = _linear(x, weights.fc)
-            x = _norm(stream, weights.input_norm, weights)
+            x = _scaled(stream, weights.scales_qkv, weights)
         made = _linear(x, weights.qkv).view(len(x), -1, config.head_dim)
         query, key, value = torch.split(made, [config.num_heads, config.num_kv_heads, config.num_kv_heads], dim=1)
         if weights.head_norms is not None:
@@ -156,12 +156,12 @@ class PlainDraft:
         """The next features from what attention gave: [R, W, heads, dim], [R, W, hidden] -> [R, W, hidden]"""
         weights = self.weights
         x = stream + _linear(mixed.flatten(2), weights.output)
-        gate, up = _linear(_norm(x, weights.mlp_norm, weights), weights.gate_up).chunk(2, dim=-1)
+        gate, up = _linear(_scaled(x, True, weights), weights.gate_up).chunk(2, dim=-1)
         return x + _linear(F.silu(gate) * up, weights.down)
 
     def _top(self, features: Tensor, views: DraftViews, depth: int, width: int) -> tuple[Tensor, Tensor]:
         """The target's ids of each node's children, and their log-probabilities: [R, rows, W]"""
-        normed = _norm(features, self.weights.final_norm, self.weights)
+        normed = _scaled(features, self.weights.scales_head, self.weights)
         ids, log_probs = plain_top(_linear(normed, Linear(self.weights.head, None)), views, depth, width)
         return self.weights.target_ids[ids].long(), log_probs
 
@@ -170,9 +170,13 @@ def _norm(x: Tensor, weight: Tensor | None, weights: DraftWeights) -> Tensor:
     return x if weight is None else F.rms_norm(x, weight.shape, weight, weights.config.rms_norm_eps)
 
 
+def _scaled(x: Tensor, scales: bool, weights: DraftWeights) -> Tensor:
+    return F.rms_norm(x, x.shape[-1:], eps=weights.config.rms_norm_eps) if scales else x
+
+
 def _linear(x: Tensor, linear: Linear) -> Tensor:
     bias = None if linear.bias is None else linear.bias.float()
-    return F.linear(x.to(linear.weight.dtype).float(), linear.weight.float(), bias)
+    return F.linear(x.to(linear.weight.dtype).float(), linear.plain.float(), bias)
 
 
 def _likeliest(paths: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -228,7 +232,20 @@ def plain_attend(
     return mixed.reshape(num_requests, width, num_heads, dim)
 
 
-def plain_top(logits: Tensor, views: DraftViews, depth: int, k: int) -> tuple[Tensor, Tensor]:
+class Noise(Protocol):
+    """As ops/triton/draft_top.py has it."""
+
+    @property
+    def scales(self) -> Tensor: ...
+
+    @property
+    def noise_keys(self) -> Tensor: ...
+
+    @property
+    def id_constants(self) -> Tensor: ...
+
+
+def plain_top(logits: Tensor, views: Noise, depth: int, k: int) -> tuple[Tensor, Tensor]:
     """logits [R, rows, vocab] -> ids and log-probabilities, [R, rows, k], likeliest first"""
     warm = views.scales > 0.0
     if bool(warm.any()):

@@ -70,7 +70,7 @@ class DraftWriter:
             self._write_noise_keys(host, [one.request for one in wanted])
 
     def write_ahead(self, host: HostFields, wanted: Sequence[Wanted]) -> bool:
-        """For drafts whose newest pairs are found on the device (device_rounds.py): all but those. False where the
+        """For drafts whose newest pairs are found on the device (eagle_rounds.py): all but those. False where the
         pairs before them are not all there."""
         lines = [self._lines.known(one.request) for one in wanted]
         if not all(lines):

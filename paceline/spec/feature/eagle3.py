@@ -22,14 +22,15 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.models.drafters.load import load_network
 from paceline.models.drafters.paged import KeyRows, make_layers, make_linear
 from paceline.models.padded_decoder import PaddedDecoder
+from paceline.spec.buckets import largest_bucket
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.feature.block_rows import FeatureBlockRows
-from paceline.spec.feature.captured_drafts import PendingDrafts, largest_bucket, scratch_slots
+from paceline.spec.feature.captured_drafts import PendingDrafts, scratch_slots
 from paceline.spec.feature.device_drafts import device_drafts
-from paceline.spec.feature.device_rounds import EagleRounds
 from paceline.spec.feature.draft_growth import Growth, least_log_prob
 from paceline.spec.feature.draft_scores import LOWEST, Scored
 from paceline.spec.feature.draft_writer import Wanted
+from paceline.spec.feature.eagle_rounds import EagleRoundDraft
 from paceline.spec.feature.feature_drafter import (
     CHUNK_ROWS,
     SCRATCH_SLOTS,
@@ -45,10 +46,11 @@ from paceline.spec.feature.feature_queue import FeatureQueue, FeatureRows, StepR
 from paceline.spec.feature.followed_rounds import FollowedRounds
 from paceline.spec.feature.level_rows import Levels
 from paceline.spec.feature.native_drafts import NativeDrafts
-from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
+from paceline.spec.proposer import Budget, Needs, StepContext
+from paceline.spec.sized_rounds import RoundsProposer, SizedRounds
 
 
-class Eagle3Proposer(Proposer):
+class Eagle3Proposer(RoundsProposer):
     kind = "eagle3"  # of network
 
     def __init__(
@@ -93,17 +95,11 @@ class Eagle3Proposer(Proposer):
         self._queue = FeatureQueue(network.config.hidden_layers, services)
         self._rows = FeatureBlockRows(self.kind, network, self._layers.kv_cache, self._queue, services, self._flush)
         self._newest: dict[str, tuple[int, Tensor]] = {}  # request id -> position and fused feature of its newest pair
-        self._rounds: FollowedRounds | None = None
+        self._followed: FollowedRounds | None = None
         if self._captured is not None and isinstance(self._target, PaddedDecoder):
-            self._rounds = FollowedRounds(
-                self._captured,
-                self._target,
-                network.config.hidden_layers,
-                self._wanted,
-                self._queue,
-                largest,
-                size_by_price=size_by_price,
-            )
+            draft = EagleRoundDraft(self._captured, network.config.hidden_layers, self._wanted)
+            self._rounds = SizedRounds(self.kind, draft, self._target, largest, size_by_price=size_by_price)
+            self._followed = FollowedRounds(self._captured, self._queue)
         self._needs = Needs(hidden_layers=network.config.hidden_layers, draft_probs=draft_sampling == "sampled")
 
     @property
@@ -111,26 +107,10 @@ class Eagle3Proposer(Proposer):
         """Nothing while drafts do not pay: then a pass is one of plain decoding in every respect."""
         return Needs() if self.skips_next_step() else self._needs
 
-    def rounds(self) -> EagleRounds | None:
-        return None if self._rounds is None else self._rounds.rounds
-
-    def prepare(self) -> None:
-        if self._rounds is not None:
-            self._rounds.prepare()
-
-    def skips_next_step(self) -> bool:
-        return self._rounds is not None and self._rounds.is_resting
-
-    def skip_step(self) -> None:
-        if self._rounds is not None:
-            self._rounds.rest()
-
-    def report(self) -> dict[str, Any]:
-        return {} if self._rounds is None else self._rounds.report()
-
     def observe(self, step: StepContext) -> None:
-        if self._rounds is not None:
-            self._rounds.observe(step)
+        super().observe(step)
+        if self._followed is not None:
+            self._followed.observe(step)
         if step.drafted is not None:
             self._latest = None
         elif self._captured is not None:
@@ -143,8 +123,8 @@ class Eagle3Proposer(Proposer):
             self._newest.pop(request.request_id, None)
             if self._captured is not None:
                 self._captured.forget(request.request_id)
-            if self._rounds is not None:
-                self._rounds.forget(request.request_id)
+            if self._followed is not None:
+                self._followed.forget(request.request_id)
 
     def block_rows(self) -> list[FeatureBlockRows]:
         return [self._rows]
@@ -157,8 +137,7 @@ class Eagle3Proposer(Proposer):
         """As `propose`, without waiting for the device where whole drafts are made there."""
         trees = [EMPTY_TREE] * len(step.requests)
         launched = LaunchedDrafts(trees)
-        if self._rounds is not None:
-            budgets = self._rounds.within_size(budgets)
+        budgets = self._within_size(budgets)
         asked = [i for i, budget in enumerate(budgets) if min(budget.num_nodes, budget.max_depth) > 0]
         if self._captured is not None and self._latest is not None:
             captured = [i for i in asked if self._suits_captured(step.requests[i])]

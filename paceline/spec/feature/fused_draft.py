@@ -24,8 +24,8 @@ from paceline.ops.triton.fused_linear import linear_residual, linear_rows
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
 from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
 from paceline.ops.triton.product import NO_PDL
-from paceline.ops.triton.tiles import row_tile_for
-from paceline.spec.feature.draft_buffers import DraftBuffers, allocate_buffers, cut, head_tile
+from paceline.ops.triton.tiles import cut_of
+from paceline.spec.feature.draft_buffers import DraftBuffers, allocate_buffers, head_rows, head_tile
 from paceline.spec.feature.draft_inputs import DraftViews
 from paceline.spec.feature.draft_levels import DraftRoom, DraftShape
 
@@ -82,7 +82,7 @@ class FusedDraft:
         if not weights.joins_pairs:
             features = buffers.fused[:num_rows]
             made.append(
-                Launch("fc", partial(self._linear, views.hidden, weights.fc_norm, weights.fc, features, buffers))
+                Launch("fc", partial(self._linear, views.hidden, weights.scales_fc, weights.fc, features, buffers))
             )
         take_in = partial(
             take_in_rows, features, self._maker, views, rows.x[:num_rows], buffers.streams[0][:count],
@@ -98,7 +98,7 @@ class FusedDraft:
         made, x = [], rows.x[:num_rows]
         if weights.joins_pairs:
             joined = buffers.fused[:num_rows]
-            made.append(Launch("fc", partial(self._linear, x, None, weights.fc, joined, buffers)))
+            made.append(Launch("fc", partial(self._linear, x, False, weights.fc, joined, buffers)))
             x = joined
         return [*made, Launch("qkv", partial(self._qkv, x, rows.positions[:num_rows], rows.slots[:num_rows], buffers))]
 
@@ -129,46 +129,45 @@ class FusedDraft:
 
     # One method per product: how it is cut into programs, then the kernel.
 
-    def _linear(self, x: Tensor, norm: Tensor | None, linear: Linear, out: Tensor, buffers: DraftBuffers) -> None:
-        row_tile, tile = cut(linear.weight, len(x))
-        tile = tile if norm is None else replace(tile, splits=1)
+    def _linear(self, x: Tensor, scales: bool, linear: Linear, out: Tensor, buffers: DraftBuffers) -> None:
+        own = cut_of(linear.weight, len(x))
+        tile = replace(own.tile, splits=1) if scales else own.tile
         linear_rows(
-            x, norm, linear.weight, linear.bias, out, buffers.parts, buffers.arrivals, self._eps, tile,
-            pdl=self.pdl, row_tile=row_tile,
+            x, linear.weight, linear.bias, out, buffers.parts, buffers.arrivals, self._eps, tile,
+            scaled=scales, pdl=self.pdl, row_tile=own.rows,
         )  # fmt: skip
 
     def _qkv(self, x: Tensor, positions: Tensor, slots: Tensor, buffers: DraftBuffers) -> None:
         weights = self.weights
-        norm = weights.input_norm
-        row_tile, tile = cut(weights.qkv.weight, len(x))
+        own = cut_of(weights.qkv.weight, len(x))
         norm_qkv_rope(
-            x, norm, weights.qkv.weight, weights.qkv.bias, weights.head_norms, weights.cos, weights.sin, positions,
-            slots, buffers.query[: len(x)], self.room.kv, self._heads, self._eps, tile,
-            pdl=self.pdl, row_tile=row_tile,
+            x, x if weights.scales_qkv else None, weights.qkv.weight, weights.qkv.bias, weights.head_norms,
+            weights.cos, weights.sin, positions, slots, buffers.query[: len(x)], self.room.kv, self._heads,
+            self._eps, own.tile, pdl=self.pdl, row_tile=own.rows,
         )  # fmt: skip
 
     def _add(self, x: Tensor, linear: Linear, stream: Tensor, buffers: DraftBuffers) -> None:
-        row_tile, tile = cut(linear.weight, len(x))
+        own = cut_of(linear.weight, len(x))
         linear_residual(
-            x, linear.weight, linear.bias, stream, buffers.parts, buffers.arrivals, tile,
-            pdl=self.pdl, row_tile=row_tile,
+            x, linear.weight, linear.bias, stream, buffers.parts, buffers.arrivals, own.tile,
+            pdl=self.pdl, row_tile=own.rows,
         )  # fmt: skip
 
     def _gate_up(self, stream: Tensor, activation: Tensor) -> None:
-        weights = self.weights
-        row_tile, tile = cut(weights.gate_up.weight, len(stream))
+        gate_up = self.weights.gate_up
+        own = cut_of(gate_up.weight, len(stream))
         norm_gate_up_silu(
-            stream, weights.mlp_norm, weights.gate_up.weight, weights.gate_up.bias, activation, self._eps, tile,
-            pdl=self.pdl, row_tile=row_tile,
+            stream, stream, gate_up.weight, gate_up.bias, activation, self._eps, own.tile,
+            pdl=self.pdl, row_tile=own.rows,
         )  # fmt: skip
 
     def _run_head(self, features: Tensor, views: DraftViews, buffers: DraftBuffers, depth: int) -> None:
         weights = self.weights
-        num_rows, row_tile = len(features), row_tile_for(len(features))
+        num_rows = len(features)
         head_top(
-            features, weights.final_norm, weights.head, views, depth, weights.target_ids, buffers.packed, buffers.sums,
+            features, weights.head, views, depth, weights.target_ids, buffers.packed, buffers.sums,
             buffers.ids[:num_rows], buffers.log_probs[:num_rows], self._eps, self._head_tile,
-            pdl=self.pdl, row_tile=row_tile,
+            scaled=weights.scales_head, pdl=self.pdl, row_tile=head_rows(num_rows),
         )  # fmt: skip
 
     def _extend(self, features: Tensor, views: DraftViews, buffers: DraftBuffers, depth: int, is_last: bool) -> None:

@@ -3,6 +3,8 @@
 The hidden state (after the final norm) of the token before the last one gave the last token; head i guesses the token
 i + 1 places after it. The guesses of a depth do not depend on those before, so the tree holds the likeliest
 combinations. There is nothing to keep but one vector per request.
+
+On a GPU the same trees are made there, in rounds (medusa_rounds.py).
 """
 
 from collections.abc import Sequence
@@ -16,13 +18,17 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.models.drafters.load import load_network
 from paceline.models.drafters.medusa import Medusa
 from paceline.models.drafters.paged import Linear, make_linear
+from paceline.models.padded_decoder import PaddedDecoder
 from paceline.spec.engine_parts import EngineParts
+from paceline.spec.feature.device_drafts import MAX_WIDTH
 from paceline.spec.feature.draft_growth import least_log_prob, product_tree, sampled_chain
 from paceline.spec.feature.feature_drafter import draft_scores, placement, target_of
-from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
+from paceline.spec.feature.medusa_rounds import MedusaRoundDraft
+from paceline.spec.proposer import Budget, Needs, StepContext
+from paceline.spec.sized_rounds import RoundsProposer, SizedRounds, round_room
 
 
-class MedusaProposer(Proposer):
+class MedusaProposer(RoundsProposer):
     def __init__(
         self,
         services: EngineParts,
@@ -32,6 +38,7 @@ class MedusaProposer(Proposer):
         draft_sampling: str | None,
         draft_width: int,
         draft_min_prob: float,
+        size_by_price: bool = False,
     ) -> None:
         target = target_of(services)
         network: Medusa = load_network("medusa", model, target)
@@ -45,10 +52,22 @@ class MedusaProposer(Proposer):
         self._width, self._lowest = draft_width, least_log_prob(draft_min_prob)
         self._layer = target.config.num_layers + 1
         self._hidden: dict[str, tuple[int, Tensor]] = {}  # request id -> position and hidden state of its newest row
-        self.needs = Needs(hidden_layers=(self._layer,), draft_probs=draft_sampling == "sampled")
+        self._needs = Needs(hidden_layers=(self._layer,), draft_probs=draft_sampling == "sampled")
+        if isinstance(target, PaddedDecoder) and draft_sampling != "sampled" and draft_width <= MAX_WIDTH:
+            room = round_room(services, largest)
+            draft = MedusaRoundDraft(
+                network, self._layer, self._scores, room, draft_width, self._lowest, place.device, target.dtype
+            )
+            self._rounds = SizedRounds("medusa", draft, target, largest, size_by_price=size_by_price)
+
+    @property
+    def needs(self) -> Needs:  # type: ignore[override]
+        """Nothing while drafts do not pay: then a pass is one of plain decoding in every respect."""
+        return Needs() if self.skips_next_step() else self._needs
 
     def observe(self, step: StepContext) -> None:
-        if step.hidden is not None:
+        super().observe(step)
+        if step.hidden is not None and step.drafted is None:
             column = step.hidden_layers.index(self._layer)
             for verified in step.passes:
                 last = verified.num_committed - 1
@@ -61,7 +80,7 @@ class MedusaProposer(Proposer):
 
     @torch.no_grad()
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
-        trees = [EMPTY_TREE] * len(step.requests)
+        trees, budgets = [EMPTY_TREE] * len(step.requests), self._within_size(budgets)
         ready = [
             (i, request, budget)
             for i, (request, budget) in enumerate(zip(step.requests, budgets, strict=True))

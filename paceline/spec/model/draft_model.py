@@ -12,8 +12,8 @@ With `num_draft_layers` instead of a model, the target's own first layers draft,
 target's, so such a draft costs no memory at all. A model with other tokens drafts through text (foreign_drafter.py).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,10 +25,15 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError
 from paceline.models.drafters.load import UNTRAINED, load_network
+from paceline.models.padded_decoder import PaddedDecoder
+from paceline.models.static_inputs import PassRoom
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.feature.feature_drafter import placement, target_of
+from paceline.spec.model.chain_rounds import ChainRoundDraft, own_layers_draft
 from paceline.spec.model.model_drafter import ModelDrafter
-from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
+from paceline.spec.proposer import Budget, Needs, RequestPass, StepContext
+from paceline.spec.round_draft import RoundRoom
+from paceline.spec.sized_rounds import RoundsProposer, SizedRounds, round_room
 
 
 @dataclass(slots=True)
@@ -55,8 +60,16 @@ class Drafter(Protocol):
 
     def forget(self, request: Request) -> None: ...
 
+    def round_draft(self, target: PaddedDecoder, room: RoundRoom) -> ChainRoundDraft | None:
+        """Its part of rounds on the device; None where it drafts on the host only."""
+        ...
 
-class DraftModelProposer(Proposer):
+    def follow(self, passes: Sequence[RequestPass]) -> None:
+        """Rounds go on, and the trees of these passes were its own."""
+        ...
+
+
+class DraftModelProposer(RoundsProposer):
     def __init__(
         self,
         services: EngineParts,
@@ -69,11 +82,19 @@ class DraftModelProposer(Proposer):
     ) -> None:
         self.needs = Needs(lookahead_slots=largest.num_nodes, draft_probs=draft_sampling == "sampled")
         self._drafter = make_drafter(services, model, num_draft_layers, draft_sampling, tree_widths)
+        target = services.decoder
+        if isinstance(target, PaddedDecoder) and tree_widths is None and draft_sampling != "sampled":
+            draft = self._drafter.round_draft(target, round_room(services, largest))
+            if draft is not None:
+                self._rounds = SizedRounds("draft_model", draft, target, largest, size_by_price=False)
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         return self._drafter.draft(step.requests, budgets)
 
     def observe(self, step: StepContext) -> None:
+        super().observe(step)
+        if step.drafted is not None:  # elsewhere trees may be those of several drafters
+            self._drafter.follow(step.passes)
         for request in step.gone:
             self._drafter.forget(request)
 
@@ -88,11 +109,12 @@ class OwnLayersDrafter:
         available = services.decoder.config.num_layers
         if num_layers > available:
             raise InvalidOptionError(f"num_draft_layers is {num_layers}, but the target has only {available} layers")
+        self._layers, self._sampling = range(num_layers), sampling
         self._drafter = ModelDrafter(
             services.decoder,
             services.kv_cache,
             services.block_size,
-            layers=range(num_layers),
+            layers=self._layers,
             widths=widths,
             sampling=sampling,
         )
@@ -103,15 +125,27 @@ class OwnLayersDrafter:
     def forget(self, request: Request) -> None:
         pass
 
+    def round_draft(self, target: PaddedDecoder, room: RoundRoom) -> ChainRoundDraft | None:
+        return own_layers_draft(target, self._layers, room, self._sampling)
+
+    def follow(self, passes: Sequence[RequestPass]) -> None:
+        pass
+
 
 class SeparateDrafter:
     """Another model with the target's tokens, its KV in the same block tables."""
 
     def __init__(
-        self, services: EngineParts, decoder: Decoder, sampling: str | None, widths: Sequence[int] | None
+        self,
+        services: EngineParts,
+        decoder: Decoder,
+        sampling: str | None,
+        widths: Sequence[int] | None,
+        capture: Callable[[PassRoom], PaddedDecoder] | None = None,  # where its passes can be captured
     ) -> None:
         self._is_chain = widths is None
         self._fed: dict[str, Fed] = {}
+        self._sampling, self._capture = sampling, capture
         self._drafter = ModelDrafter(
             decoder,
             allocate(decoder, services.num_slots),
@@ -134,6 +168,23 @@ class SeparateDrafter:
     def forget(self, request: Request) -> None:
         self._fed.pop(request.request_id, None)
 
+    def round_draft(self, target: PaddedDecoder, room: RoundRoom) -> ChainRoundDraft | None:
+        if self._capture is None or self._drafter.decoder.config.vocab_size != target.config.vocab_size:
+            return None
+        model = self._capture(replace(target.room, kv_cache=self._drafter.kv_cache, max_rows=2 * room.max_requests))
+        greedy = self._sampling == "greedy"
+        return ChainRoundDraft(model, target, room, has_own_keys=True, greedy=greedy, knows=self._knows)
+
+    def follow(self, passes: Sequence[RequestPass]) -> None:
+        for seen in passes:
+            if seen.draft:
+                self._fed[seen.request.request_id] = Fed(seen.start + 1, seen.draft.token_ids[:-1])
+
+    def _knows(self, request: Request) -> bool:
+        """Its last draft was of the text as it is now."""
+        fed = self._fed.get(request.request_id)
+        return fed is not None and fed.num_tokens == request.num_tokens
+
 
 def make_drafter(
     services: EngineParts, model: Any, num_layers: int | None, sampling: str | None, widths: Sequence[int] | None
@@ -142,12 +193,13 @@ def make_drafter(
         return OwnLayersDrafter(services, num_layers, sampling, widths)
     if model is None or (isinstance(model, str) and is_distilled(model)):
         return SeparateDrafter(services, load_distilled(services, model), sampling, widths)
-    from paceline.models.loader import load_model
+    from paceline.models.loader import LoadedModel, load_model
     from paceline.spec.model.foreign_drafter import ForeignDrafter, same_tokens
 
     loaded = load_model(model, num_threads=services.num_threads, quiet=True) if isinstance(model, str) else model
     if same_tokens(services, loaded):
-        return SeparateDrafter(services, loaded.decoder, sampling, widths)
+        capture = loaded.capture if isinstance(loaded, LoadedModel) else None
+        return SeparateDrafter(services, loaded.decoder, sampling, widths, capture)
     return ForeignDrafter(services, loaded, sampling, widths)
 
 

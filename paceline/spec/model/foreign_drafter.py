@@ -17,9 +17,11 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.core.tokenizer import Tokenizer
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.errors import InvalidOptionError
+from paceline.models.padded_decoder import PaddedDecoder
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.model.model_drafter import ModelDrafter
-from paceline.spec.proposer import Budget
+from paceline.spec.proposer import Budget, RequestPass
+from paceline.spec.round_draft import RoundRoom
 
 PROBES = ("def f(x):\n    return x + 1", " a  b", "naïve café", "1,234.5", "a")
 MAX_TAIL = 96  # target tokens whose text is tokenized again at every step
@@ -79,6 +81,12 @@ class ForeignDrafter:
         mirror = self._mirrors.pop(request.request_id, None)
         if mirror is not None:
             self._free_blocks += mirror.twin.block_ids
+
+    def round_draft(self, target: PaddedDecoder, room: RoundRoom) -> None:
+        """Text is made on the host."""
+
+    def follow(self, passes: Sequence[RequestPass]) -> None:
+        pass
 
     def _sync(self, mirror: Mirror, request: Request) -> bool:
         """Bring the mirror up to the request's text; False in the middle of a character."""

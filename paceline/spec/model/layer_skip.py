@@ -10,13 +10,16 @@ from collections.abc import Sequence
 from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError
 from paceline.models.aliases import cache_dir
+from paceline.models.padded_decoder import PaddedDecoder
 from paceline.spec.engine_parts import EngineParts
+from paceline.spec.model.chain_rounds import own_layers_draft
 from paceline.spec.model.layer_search import load_stored, stored_path
 from paceline.spec.model.model_drafter import ModelDrafter
-from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
+from paceline.spec.proposer import Budget, Needs, StepContext
+from paceline.spec.sized_rounds import RoundsProposer, SizedRounds, round_room
 
 
-class LayerSkipProposer(Proposer):
+class LayerSkipProposer(RoundsProposer):
     def __init__(
         self,
         services: EngineParts,
@@ -25,6 +28,7 @@ class LayerSkipProposer(Proposer):
         draft_layers: Sequence[int] | None,
         draft_sampling: str | None,
         tree_widths: Sequence[int] | None,
+        size_by_price: bool = False,
     ) -> None:
         assert services.decoder is not None and services.kv_cache is not None
         config = services.decoder.config
@@ -40,9 +44,14 @@ class LayerSkipProposer(Proposer):
         )
         self.needs = Needs(lookahead_slots=largest.num_nodes, draft_probs=draft_sampling == "sampled")
 
+        target = services.decoder
+        if isinstance(target, PaddedDecoder) and tree_widths is None and draft_sampling != "sampled":
+            draft = own_layers_draft(target, self.layers, round_room(services, largest), draft_sampling)
+            self._rounds = SizedRounds("layer_skip", draft, target, largest, size_by_price=size_by_price)
+
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         starts = [request.num_tokens - 1 for request in step.requests]
-        return self._drafter.draft(step.requests, budgets, starts)
+        return self._drafter.draft(step.requests, self._within_size(budgets), starts)
 
 
 def check_layers(layers: Sequence[int] | None, num_layers: int) -> list[int]:

@@ -15,10 +15,11 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.llm import LLM
 from paceline.models.decoder import Decoder
 from paceline.models.dequantize import dequantize
-from paceline.models.loader import load_model
+from paceline.models.loader import load_model, torch_decoder
 from paceline.models.loading import read_weights
 from paceline.models.native import NativeDecoder
 from paceline.ops import native
+from paceline.ops.packed import PackedWeight
 from tests.forward_batches import Pool, Rows
 from tests.models.quantized.quantized_folder import is_linear, plain_config, write_folder
 from tests.models.quantized.quantizers import AGAIN, EXACT, FORMATS, HALVES
@@ -86,6 +87,28 @@ def test_native_logits_stay_within_their_bound(form: str, tmp_path: Path, caplog
     assert worst < NATIVE_BOUND[held]
 
 
+# of the largest logit: zeros are exact, and scales that float16 does not hold are off by 2^-12 at most
+PACKED_BOUND = 0.002
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_weights_packed_for_cuda_stay_within_their_bound(
+    form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a plain decoder reads them, in float32; the fused kernels are compared with it in tests/ops."""
+    meant = write_folder(tmp_path, form)
+    device, is_permuted = torch.device("cpu"), "act-order" in form
+    decoder = torch_decoder(tmp_path, plain_config(), torch.float32, device, "checkpoint", batch_invariant=False)
+    assert ("plain weights, because groups of act-order are no runs" in caplog.text) == is_permuted
+    for layer in decoder.layers:
+        for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+            assert isinstance(linear.weight, PackedWeight) != is_permuted
+    expected = reference(meant)
+    worst = (logits(decoder) - expected).abs().max() / expected.abs().max()
+    print(f"{form}: worst logit differs by {worst:.6f} of the largest")
+    assert worst < PACKED_BOUND
+
+
 @NATIVE
 @pytest.mark.parametrize("form", ["awq", "gptq-8-asymmetric", "gptq-act-order", "w8a8", "fp8-block"])
 def test_bits_do_not_depend_on_company(form: str, tmp_path: Path) -> None:
@@ -100,17 +123,28 @@ def test_bits_do_not_depend_on_company(form: str, tmp_path: Path) -> None:
     assert torch.equal(together, torch.cat(alone))
 
 
-@NATIVE
-@pytest.mark.parametrize("form", FORMATS)
-def test_speculation_changes_no_token(form: str, tmp_path: Path) -> None:
+def check_that_speculation_changes_no_token(form: str, tmp_path: Path, device: str) -> None:
     write_folder(tmp_path, form)
     answers = []
     for speculative in (None, {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1}):
-        llm = LLM(str(tmp_path), speculative, device="cpu")
+        llm = LLM(str(tmp_path), speculative, device=device)
         params = [SamplingParams(max_tokens=10, temperature=t, seed=3) for t in (0.0, 0.7)]
         outputs = llm.generate(["the cat sat on the cat sat on", "x y x y x y"], params)
         answers.append([output.outputs[0].token_ids for output in outputs])
     assert answers[0] == answers[1] and all(answers[0])
+
+
+@NATIVE
+@pytest.mark.parametrize("form", FORMATS)
+def test_speculation_changes_no_token(form: str, tmp_path: Path) -> None:
+    check_that_speculation_changes_no_token(form, tmp_path, "cpu")
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("form", ["awq", "gptq-8-asymmetric", "gptq-act-order", "w8a8", "fp8-block", "fp8-channel"])
+def test_speculation_changes_no_token_on_cuda(form: str, tmp_path: Path) -> None:
+    check_that_speculation_changes_no_token(form, tmp_path, "cuda")
 
 
 @pytest.mark.parametrize("form", ["awq", "gptq", "w4a16", "fp8-channel"])

@@ -83,6 +83,12 @@ def test_a_stream_of_calls_adds_up_to_the_whole_answer(http: httpx.Client) -> No
     assert len(arguments) > 3, "arguments come as they are made"
 
 
+def test_a_stream_of_a_call_alone_has_no_content(http: httpx.Client) -> None:
+    """As the whole answer, whose content is null: a client must not be told of an empty text."""
+    deltas = [chunk["choices"][0]["delta"] for chunk in events(http, CHAT, saying(OSLO))]
+    assert {delta.get("content") for delta in deltas} == {None}
+
+
 def test_text_that_is_no_call_passes_unchanged(http: httpx.Client) -> None:
     text = "1 < 2, <tool_ is no call \n"
     choice = ask(http, saying(text))

@@ -32,6 +32,7 @@ def test_vllm_keys_and_defaults() -> None:
         "node_budget": 6,
         "prompt_lookup_min": 2,
         "prompt_lookup_max": 4,
+        "size_by_price": False,
     }
     assert parse(config) is config
     assert parse("suffix").method == "suffix"

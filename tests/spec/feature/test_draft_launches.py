@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from paceline.models.drafters.eagle import Eagle, EagleConfig
-from paceline.spec.feature.captured_drafts import BUCKETS, CapturedDrafts, draft_shapes
+from paceline.spec.buckets import BUCKETS
+from paceline.spec.feature.captured_drafts import CapturedDrafts, draft_shapes
 from paceline.spec.feature.draft_levels import DraftRoom, DraftShape
 from paceline.spec.proposer import Budget
 from tests.spec.feature.test_captured_drafts import BUDGETS, LARGEST, LENGTHS, Pair, blocks_of
@@ -61,7 +62,7 @@ def test_drafts_launched_before_others_were_collected_keep_their_trees(monkeypat
     found = [one.collect()[0] for one in reversed(launched)][::-1]
     assert [tree.token_ids for tree in found] == [tree.token_ids for tree in expected]
     assert len({tuple(tree.token_ids) for tree in found}) == 3
-    assert len(drafts_of(pair)._answers) == 3, "what a draft was read into is used again"
+    assert drafts_of(pair)._answers.num_free == 3, "what a draft was read into is used again"
 
 
 def test_more_requests_than_a_graph_takes_are_drafted_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,27 +7,55 @@
 #include <chrono>
 #include <vector>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 #include "model.h"
 #include "pack.h"
 #include "pool.h"
 
 namespace {
 
+// Best first; some may be null.
 const Kernels* const kAllKernels[] = {
 #if defined(__x86_64__)
-    &kernels_avx512, &kernels_avx2,
+    &kernels_avx512, kernels_avxvnni_or_null, &kernels_avx2,
+#elif defined(__aarch64__)
+    &kernels_neon,
 #endif
     &kernels_portable};
 
+#if defined(__x86_64__)
+bool has_avx_vnni() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1);
+}
+#elif defined(__aarch64__)
+bool has_dot_products() {
+#if defined(__linux__)
+  return getauxval(AT_HWCAP) >> 20 & 1;  // HWCAP_ASIMDDP
+#else
+  return true;  // Apple's processors
+#endif
+}
+#endif
+
 bool machine_has(const Kernels* k) {
+  if (!k) return false;
 #if defined(__x86_64__)
   __builtin_cpu_init();
   if (k == &kernels_avx512)
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
            __builtin_cpu_supports("avx512vnni");
-  if (k == &kernels_avx2)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (k == kernels_avxvnni_or_null) return avx2 && has_avx_vnni();
+  if (k == &kernels_avx2) return avx2;
+#elif defined(__aarch64__)
+  if (k == &kernels_neon) return has_dot_products();
 #endif
   return k == &kernels_portable;
 }
@@ -212,7 +240,7 @@ const char* pl_instruction_set(void) { return current()->name; }
 
 int32_t pl_select_instruction_set(const char* name) {
   for (const Kernels* k : kAllKernels)
-    if (!strcmp(k->name, name) && machine_has(k)) {
+    if (machine_has(k) && !strcmp(k->name, name)) {
       current() = k;
       return PL_OK;
     }
@@ -235,6 +263,9 @@ double pl_measure_bandwidth(int64_t bytes, int32_t num_threads, int32_t repeats)
   }
   return best;
 }
+
+void pl_set_waiting(int32_t how) { team().set_waiting(how); }
+int32_t pl_last_threads(void) { return team().last_size(); }
 
 void pl_argmax(const float* x, int32_t rows, int32_t n, int64_t stride, int32_t num_threads, int32_t* out) {
   std::atomic<int> next{0};

@@ -8,7 +8,7 @@ struct PlModel;
 
 struct PlConfig {
   int32_t vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim;
-  int32_t kv_format;    // Format of kernels.h: F32, BF16 or F16
+  int32_t kv_format;    // of kernels.h: F32, BF16, F16 or KV_I8
   int32_t num_threads;
   float rms_norm_eps;
   float rope_scale;     // factor on cos and sin
@@ -34,7 +34,7 @@ struct PlBatch {
   const int32_t *token_ids, *positions, *slot_mapping, *context_lens, *parents, *req_ids;  // [rows]
   const uint8_t* is_node;                                                                  // [rows]
   const int32_t *block_tables, *cu_query, *logits_rows, *hidden_layers, *run_layers;
-  void* kv_cache;  // [layers][2][slots][kv heads][head_dim]
+  void* kv_cache;  // [layers][2][slots][kv heads][head_dim], or as KV_I8 says
   float* logits;   // [num_logits][vocab]
   float* hidden;   // [rows][num_hidden][hidden_size]
 };
@@ -68,11 +68,18 @@ int32_t pl_natural_format(int32_t source);
 const char* pl_instruction_set(void);
 int32_t pl_select_instruction_set(const char* name);  // 0: this machine or build has it
 double pl_measure_bandwidth(int64_t bytes, int32_t num_threads, int32_t repeats);  // best, in bytes per second
+// For measuring: how the threads wait (pool.h).
+void pl_set_waiting(int32_t how);
+int32_t pl_last_threads(void);  // of the last call that had a team
 void pl_argmax(const float* x, int32_t rows, int32_t n, int64_t stride, int32_t num_threads, int32_t* out);
 
 // Single kernels, for tests against their plain twins.
 int32_t pl_test_matmul(int32_t source, int32_t format, int32_t n, int32_t k, const void* w, int32_t rows,
                        int32_t wide, const float* x, float* out, float* unpacked);
+// n jobs that take all_s[i] seconds with all threads and fewer_s[i] with fewer, a share of which is lost to other programs:
+// how many threads each is run with.
+void pl_test_crowd(int32_t threads, int32_t rows, const double* all_s, const double* fewer_s, const double* lost_share,
+                   int32_t n, int32_t* used);
 void pl_test_rms_norm(const float* x, const float* weight, float eps, int32_t n, float* out);
 void pl_test_silu_mul(const float* gate, const float* up, int32_t n, float* out);
 void pl_test_rope(float* x, const float* cos, const float* sin, int32_t head_dim);

@@ -4,10 +4,21 @@
 #include <algorithm>
 #include <vector>
 
+#include "crowd.h"
 #include "model.h"
 #include "pack.h"
 
 extern "C" {
+
+void pl_test_crowd(int32_t threads, int32_t rows, const double* all_s, const double* fewer_s, const double* lost_share,
+                   int32_t n, int32_t* used) {
+  Crowd crowd;
+  for (int i = 0; i < n; i++) {
+    used[i] = crowd.fit(threads, rows);
+    const double took = used[i] < threads ? fewer_s[i] : all_s[i];
+    crowd.observe(used[i], threads, rows, took, took * lost_share[i]);
+  }
+}
 
 int32_t pl_test_matmul(int32_t source, int32_t format, int32_t n, int32_t k, const void* w, int32_t rows,
                        int32_t wide, const float* x, float* out, float* unpacked) {

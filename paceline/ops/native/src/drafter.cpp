@@ -73,6 +73,9 @@ struct PlEagle {
     scratch.reserve(scratch_floats * threads);
   }
 
+  // A draft reads weights, like a pass of one row: what is best for that is best here.
+  int fitting_threads() const { return team().fit(threads, 1); }
+
   static constexpr size_t scratch_floats = (size_t)kRows * kGroup * kPanel;
   float* thread_scratch(int thread) const { return scratch.get() + thread * scratch_floats; }
 
@@ -190,13 +193,14 @@ struct Drafting {
   const PlEagleDraft& d;
   std::vector<Tree> trees;
   Level level;
-  int depth = 0, widest = 1;
+  int depth = 0, widest = 1, threads;
   int64_t next_slot;
 
   static constexpr int kStretch = 1024;  // of noise that one thread makes at a time
   int num_stretches() const { return (e.head.n + kStretch - 1) / kStretch; }
 
-  Drafting(PlEagle& eagle, const PlEagleDraft& draft) : e(eagle), d(draft), next_slot(draft.first_scratch) {
+  Drafting(PlEagle& eagle, const PlEagleDraft& draft)
+      : e(eagle), d(draft), threads(eagle.fitting_threads()), next_slot(draft.first_scratch) {
     for (int i = 0; i < d.num_requests; i++) {
       trees.push_back({d.num_nodes[i], d.max_depths[i], std::min(d.widths[i], e.head.n)});
       widest = std::max(widest, trees[i].width);
@@ -242,10 +246,10 @@ struct Drafting {
                              stream,
                              d.kv_cache};
     if (const int status = check_rows(e.layers, batch)) return status;
-    LayerPass pass(e.layers, batch, &e.head);
+    LayerPass pass(e.layers, batch, threads, &e.head);
     const int noise_units = d.num_requests * num_stretches();
-    team().run(e.threads, [&](int thread) {
-      const Share s{thread, e.threads};
+    const auto job = [&](int thread) {
+      const Share s{thread, threads};
       s.deal(rows, [&](int row) {
         const float* start = e.prepare(row, level.tokens[row], features + (size_t)level.from[row] * e.hidden);
         memcpy(stream + (size_t)row * e.hidden, start, (size_t)e.hidden * 4);
@@ -257,7 +261,8 @@ struct Drafting {
                 kernels().rms_norm(stream + (size_t)row * e.hidden, e.final_norm.data(), e.parts.eps, e.hidden, to);
               });
       s.deal(rows, [&](int row) { find_top(row); });
-    });
+    };
+    team().run(threads, job);
     return PL_OK;
   }
 
@@ -381,9 +386,10 @@ int32_t pl_eagle_take_in(PlEagle* eagle, const PlEagleContext* context) {
     batch.input = e.input.get();
     batch.kv_cache = c.kv_cache;
     if (const int status = check_rows(e.layers, batch)) return status;
-    LayerPass pass(e.layers, batch);
-    team().run(e.threads, [&](int thread) {
-      const Share s{thread, e.threads};
+    const int threads = e.fitting_threads();
+    LayerPass pass(e.layers, batch, threads);
+    const auto job = [&](int thread) {
+      const Share s{thread, threads};
       product(s, e.fc, e.fc_input, c.num_rows, &e.layers.layers[0].k, e.thread_scratch(thread), c.features,
               [&](int row, float* to) {
                 const float* from = c.hidden + (size_t)row * e.fc.k;
@@ -392,7 +398,8 @@ int32_t pl_eagle_take_in(PlEagle* eagle, const PlEagleContext* context) {
               });
       s.deal(c.num_rows, [&](int row) { e.prepare(row, c.next_tokens[row], c.features + (size_t)row * e.hidden); });
       pass.run(thread);
-    });
+    };
+    team().run(threads, job);
   } catch (const std::bad_alloc&) {
     return PL_NO_MEMORY;
   }

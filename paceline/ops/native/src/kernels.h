@@ -12,6 +12,14 @@
 //   U4Z and U8Z have a zero of their own per block: its negative (U8Z: 128 - zero) takes the place of min, and is
 //   multiplied by the scale. That is exact where scale * zero is no f16.
 enum Format { F32 = 0, BF16 = 1, F16 = 2, U4 = 3, U4M = 4, U8 = 5, U8M = 6, U4Z = 7, U8Z = 8 };
+// How keys and values lie in the cache: F32, BF16, F16, or bytes with a float32 scale for each head of a position. A slot
+// is then [heads][head_dim] bytes, and after them [heads] scales.
+constexpr int KV_I8 = 16;
+static constexpr size_t kv_element_bytes(int kv_format) { return kv_format == F32 ? 4 : kv_format == KV_I8 ? 1 : 2; }
+// Of one slot, in elements.
+static constexpr size_t kv_slot_elements(int kv_format, int kv_heads, int head_dim) {
+  return (size_t)kv_heads * (head_dim + (kv_format == KV_I8 ? 4 : 0));
+}
 static constexpr bool is_quantized(int format) { return format >= U4; }
 static constexpr bool has_zeros(int format) { return format == U4Z || format == U8Z; }
 static constexpr bool has_min(int format) { return format == U4M || format == U8M || has_zeros(format); }
@@ -76,11 +84,13 @@ struct AttentionTask {
   const void* key_cache;    // [slot][slot_stride], at this head
   const void* value_cache;
   size_t slot_stride;       // elements
-  int kv_format;            // F32, BF16 or F16
+  int kv_format;            // F32, BF16, F16 or KV_I8
   float scale;
   float* keys;              // scratch: [kMostKeyBlocks][head_dim][16]
   float* packed;            // scratch: [rows * heads][head_dim]
   float* scores;            // attention_scores(...) floats
+  // KV_I8: the first slot's scales of this head, slots slot_stride bytes apart
+  const uint8_t *key_scales = nullptr, *value_scales = nullptr;
 };
 
 constexpr int kMostKeyBlocks = 2;  // of 16 keys, transposed at a time
@@ -103,7 +113,8 @@ struct Kernels {
   // gate and up: [rows][stride]; n numbers of each row
   void (*silu_mul)(const float* gate, const float* up, size_t stride, int rows, int n, float* out, size_t out_stride);
   void (*rope)(float* x, const float* cos, const float* sin, int head_dim);
-  void (*store_kv)(const float* x, int n, void* to, int kv_format);
+  // all heads of a slot
+  void (*store_kv)(const float* x, int heads, int head_dim, void* to, int kv_format);
   void (*attention)(const AttentionTask& task);
   // The same in steps that several threads share, for the n key/value heads of the same rows: the scores of context
   // positions [from, to) (both multiples of 16, or the end; the first also scores the tree nodes), the weights of one
@@ -130,5 +141,8 @@ enum LeftOut { NOTHING = 0, UNPACKING = 1, DOTS = 2, SCALES = 3, SUMS = 4 };
 
 extern const Kernels kernels_portable;
 #if defined(__x86_64__)
-extern const Kernels kernels_avx2, kernels_avx512;
+extern const Kernels kernels_avx2, kernels_avx512, kernels_avxvnni;
+extern const Kernels* const kernels_avxvnni_or_null;  // null: the compiler did not know it
+#elif defined(__aarch64__)
+extern const Kernels kernels_neon;
 #endif

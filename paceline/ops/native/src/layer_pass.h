@@ -108,12 +108,12 @@ struct LayerPass {
   std::vector<int32_t> places;  // 0, 1, 2, ...: a tail among its task's nodes
   size_t scratch_floats = (size_t)2 * kRows * kGroup * kPanel, packed_floats = 0;
 
-  LayerPass(PlLayers& model, const PlLayerBatch& batch, const Matrix* after = nullptr)
+  LayerPass(PlLayers& model, const PlLayerBatch& batch, int num_threads, const Matrix* after = nullptr)
       : m(model),
         b(batch),
         layer(model.layers[batch.layer]),
         then(after),
-        threads(std::max(1, model.config.num_threads)) {
+        threads(num_threads) {
     const PlConfig& c = m.config;
     if (!b.store_only) plan_attention();
     m.input.reserve(b.num_rows, layer.q.k, m.any_quantized);

@@ -72,7 +72,7 @@ int32_t pl_layer_forward(PlModel* layers, const PlLayerBatch* batch) {
   if (const int status = check_rows(m, *batch)) return status;
   if (!batch->num_rows) return PL_OK;
   try {
-    LayerPass pass(m, *batch);
+    LayerPass pass(m, *batch, team().fit(std::max(1, m.config.num_threads), batch->num_rows));
     team().run(pass.threads, [&](int thread) { pass.run(thread); });
   } catch (const std::bad_alloc&) {
     return PL_NO_MEMORY;

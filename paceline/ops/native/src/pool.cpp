@@ -1,13 +1,18 @@
 #include "pool.h"
 
-#include <sched.h>
+#include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "crowd.h"
+#include "seats.h"
 
 namespace {
 
@@ -22,75 +27,53 @@ inline void relax() {
 #endif
 }
 
-// On how many processors this process may run.
-int usable_processors() {
-#if defined(__linux__)
-  cpu_set_t allowed;
-  if (!sched_getaffinity(0, sizeof allowed, &allowed)) return CPU_COUNT(&allowed);
-#endif
-  return (int)std::thread::hardware_concurrency();
+int64_t nanoseconds(clockid_t clock) {
+  timespec now;
+  clock_gettime(clock, &now);
+  return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
-// A woken thread often lands on the processor of the one that woke it, and on a busy machine stays there: then the team
-// takes turns on one core. So a thread that finds itself beside an earlier one moves away, once, and is free again.
-class Seats {
- public:
-  void take(int thread) {
-#if defined(__linux__)
-    if (thread >= kMost) return;
-    int here = sched_getcpu();
-    bool shared = false;
-    for (int other = 0; other < thread; other++) shared |= cpu_[other].load(std::memory_order_relaxed) == here;
-    if (shared) here = move_away(thread);
-    cpu_[thread].store(here, std::memory_order_relaxed);
-#else
-    (void)thread;
-#endif
-  }
+// One of the threads beside the caller's.
+struct Worker {
+  std::atomic<long> generation{0};  // jobs that it takes part in
+  std::mutex sleep;
+  std::condition_variable wake;
+  bool asleep = false;  // under `sleep`
 
-#if defined(__linux__)
- private:
-  static constexpr int kMost = 256;
-  int move_away(int thread) {
-    cpu_set_t allowed, free;
-    if (sched_getaffinity(0, sizeof allowed, &allowed)) return sched_getcpu();
-    free = allowed;
-    for (int other = 0; other < thread; other++) {
-      const int taken = cpu_[other].load(std::memory_order_relaxed);
-      if (taken >= 0 && taken < CPU_SETSIZE) CPU_CLR(taken, &free);
-    }
-    if (CPU_COUNT(&free) > 0 && !sched_setaffinity(0, sizeof free, &free))
-      sched_setaffinity(0, sizeof allowed, &allowed);
-    return sched_getcpu();
+  void begin_job() {
+    std::lock_guard<std::mutex> lock(sleep);
+    generation.fetch_add(1, std::memory_order_release);
+    if (asleep) wake.notify_one();
   }
-  std::atomic<int> cpu_[kMost] = {};
-#endif
 };
 
 class SpinningTeam : public Team {
  public:
-  void run(int threads, const std::function<void(int)>& job) override {
+  int fit(int threads, int rows) override {
     std::lock_guard<std::mutex> one_job(running_);
-    while ((int)workers_.size() < threads - 1) {
-      const int index = (int)workers_.size() + 1;
-      workers_.emplace_back([this, index, seen = generation_.load()]() mutable { work(index, seen); });
-      workers_.back().detach();
-    }
+    return waiting_ == PL_WAIT_AUTO ? crowd_.fit(threads, rows) : threads;
+  }
+
+  void run(int threads, const std::function<void(int)>& job, const Fitted& fitted) override {
+    std::lock_guard<std::mutex> one_job(running_);
+    while ((int)workers_.size() < threads - 1) add_worker();
     job_ = &job;
     size_ = threads;
-    crowded_.store(threads > usable_processors());
+    // More threads than processors: one that spins keeps another from its work.
+    yields_.store(waiting_ == PL_WAIT_SLEEP || threads > usable_processors());
     seats_.take(0);
     arrived_.store(0);
     finished_.store(0);
-    {
-      std::lock_guard<std::mutex> lock(sleep_);
-      generation_.fetch_add(1);
-    }
-    if (sleepers_.load() > 0) wake_.notify_all();
-    job(0);
-    // Every worker has seen this generation before the next job may change what they read.
+    lost_ns_.store(0);
+    const int64_t begin = nanoseconds(CLOCK_MONOTONIC);
+    for (int i = 0; i < threads - 1; i++) workers_[i]->begin_job();
+    take_part(0);
+    // Every worker is done with this job before the next one may change what they read.
     int spins = 0;
-    while (finished_.load(std::memory_order_acquire) < (int)workers_.size()) pause(spins);
+    while (finished_.load(std::memory_order_acquire) < threads - 1) pause(spins);
+    if (!fitted.rows || waiting_ != PL_WAIT_AUTO) return;
+    const double took = 1e-9 * (double)(nanoseconds(CLOCK_MONOTONIC) - begin);
+    crowd_.observe(threads, fitted.wanted_threads, fitted.rows, took, 1e-9 * (double)lost_ns_.load() / threads);
   }
 
   void barrier() override {
@@ -105,47 +88,67 @@ class SpinningTeam : public Team {
     while (round_.load(std::memory_order_acquire) == round) pause(spins);
   }
 
+  int last_size() const override { return size_; }
+  void set_waiting(int how) override {
+    std::lock_guard<std::mutex> one_job(running_);
+    waiting_ = how;
+    crowd_ = Crowd();
+  }
+
  private:
+  void add_worker() {
+    workers_.push_back(std::make_unique<Worker>());
+    Worker* worker = workers_.back().get();
+    const int index = (int)workers_.size();
+    std::thread([this, worker, index] { work(*worker, index); }).detach();
+  }
+
+  // Runs the job, and adds up how long this thread was kept from its processor.
+  void take_part(int thread) {
+    const int64_t wall = nanoseconds(CLOCK_MONOTONIC), own = nanoseconds(CLOCK_THREAD_CPUTIME_ID);
+    (*job_)(thread);
+    const int64_t worked = nanoseconds(CLOCK_THREAD_CPUTIME_ID) - own;
+    lost_ns_.fetch_add(std::max<int64_t>(0, nanoseconds(CLOCK_MONOTONIC) - wall - worked), std::memory_order_relaxed);
+  }
+
   void pause(int& spins) {
-    if (!crowded_.load(std::memory_order_relaxed) && ++spins < kSpinsAtBarrier) relax();
+    if (!yields_.load(std::memory_order_relaxed) && ++spins < kSpinsAtBarrier) relax();
     else sched_yield();
   }
 
-  void work(int index, long seen) {
-    for (;;) {
-      wait_for_job(seen);
-      seen++;
-      if (index < size_) {
-        seats_.take(index);
-        (*job_)(index);
-      }
+  void work(Worker& worker, int index) {
+    for (long seen = 0;; seen++) {
+      wait_for_job(worker, seen);
+      seats_.take(index);
+      take_part(index);
       finished_.fetch_add(1, std::memory_order_release);
     }
   }
 
-  void wait_for_job(long seen) {
+  void wait_for_job(Worker& worker, long seen) {
+    const auto begun = [&] { return worker.generation.load(std::memory_order_acquire) != seen; };
     const auto start = std::chrono::steady_clock::now();
-    while (!crowded_.load(std::memory_order_relaxed) && std::chrono::steady_clock::now() - start < kSpinBetweenJobs) {
+    while (!yields_.load(std::memory_order_relaxed) && std::chrono::steady_clock::now() - start < kSpinBetweenJobs) {
       for (int i = 0; i < 32; i++) {
-        if (generation_.load(std::memory_order_acquire) != seen) return;
+        if (begun()) return;
         relax();
       }
     }
-    std::unique_lock<std::mutex> lock(sleep_);
-    sleepers_.fetch_add(1);
-    wake_.wait(lock, [&] { return generation_.load() != seen; });
-    sleepers_.fetch_sub(1);
+    std::unique_lock<std::mutex> lock(worker.sleep);
+    worker.asleep = true;
+    worker.wake.wait(lock, begun);
+    worker.asleep = false;
   }
 
   Seats seats_;
-  std::mutex running_, sleep_;
-  std::condition_variable wake_;
-  std::vector<std::thread> workers_;
+  Crowd crowd_;
+  std::mutex running_;
+  std::vector<std::unique_ptr<Worker>> workers_;
   const std::function<void(int)>* job_ = nullptr;
-  int size_ = 1;
-  std::atomic<long> generation_{0};
-  std::atomic<int> sleepers_{0}, finished_{0};
-  std::atomic<bool> crowded_{false};  // more threads than processors: one that spins keeps another from its work
+  int size_ = 1, waiting_ = PL_WAIT_AUTO;
+  std::atomic<int> finished_{0};
+  std::atomic<bool> yields_{false};
+  std::atomic<int64_t> lost_ns_{0};
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int> round_{0};
 };

@@ -1,4 +1,5 @@
-// Sixteen lanes in two registers: AVX2 with FMA and F16C. See simd_avx512.h for the vocabulary.
+// Sixteen lanes in two registers: AVX2 with FMA and F16C, and with PL_BYTE_DOTS the byte dot products of AVX-VNNI. Sums
+// of products are exact either way, so both have the same bits. See simd_avx512.h for the vocabulary.
 #pragma once
 #include <immintrin.h>
 #include <cstdint>
@@ -11,7 +12,11 @@ struct vb { __m256i a, b; };
 
 constexpr int kFloatRows = 4, kQuantRows = 4, kPanels = 1, kQueries = 4;
 constexpr int kKeyBlocks = 1, kValueQueries = 1;
+#if defined(PL_BYTE_DOTS)
+constexpr bool kOffset8 = true;  // dot4_s8 wants weights + 128 and adds 128 * sum(x): start from the negative
+#else
 constexpr bool kOffset8 = false;  // dot4_s8 is a signed product here
+#endif
 
 inline vf vload(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline void vstore(float* p, vf x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
@@ -75,6 +80,10 @@ inline void vstore_f16(uint16_t* p, vf x) {
   _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+inline __m256 i8_half(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+inline vf vload_i8(const int8_t* p) { return {i8_half(p), i8_half(p + 8)}; }
 inline void vstore_i8(int8_t* p, vi x) {
   alignas(32) int32_t lanes[16];
   _mm256_store_si256((__m256i*)lanes, x.a);
@@ -110,6 +119,17 @@ inline vb vlow_nibbles(vb x) {
   return {_mm256_and_si256(x.a, mask), _mm256_and_si256(x.b, mask)};
 }
 inline vb vhigh_nibbles(vb x) { return vlow_nibbles({_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)}); }
+#if defined(PL_BYTE_DOTS)
+inline __m256i dot4_half(__m256i acc, __m256i w, __m256i x) {
+#if defined(__AVXVNNI__)
+  return _mm256_dpbusd_avx_epi32(acc, w, x);
+#else
+  return _mm256_dpbusd_epi32(acc, w, x);  // the same in AVX-512's encoding, for tests where there is no other
+#endif
+}
+inline vi dot4_u7(vi acc, vb w, vi x) { return {dot4_half(acc.a, w.a, x.a), dot4_half(acc.b, w.b, x.a)}; }
+inline vi dot4_s8(vi acc, vb w, vi x) { return dot4_u7(acc, w, x); }
+#else
 // Pairs of products stay below 2^15 because w < 128 and |x| <= 127.
 inline __m256i dot4_half(__m256i acc, __m256i w, __m256i x) {
   return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
@@ -123,6 +143,7 @@ inline __m256i dot4_signed_half(__m256i acc, __m256i w, __m256i x) {
 inline vi dot4_s8(vi acc, vb w, vi x) {
   return {dot4_signed_half(acc.a, w.a, x.a), dot4_signed_half(acc.b, w.b, x.a)};
 }
+#endif
 
 inline void transpose16(const vf in[16], float* out) {
   for (int half = 0; half < 2; half++) {    // d in [8 * half, 8 * half + 8)

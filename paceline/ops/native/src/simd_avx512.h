@@ -67,6 +67,7 @@ inline vf vload_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si2
 inline void vstore_f16(uint16_t* p, vf a) {
   _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
+inline vf vload_i8(const int8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
 inline void vstore_i8(int8_t* p, vi a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a)); }
 
 inline float hsum(vf a) {

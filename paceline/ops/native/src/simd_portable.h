@@ -25,8 +25,13 @@ inline vf vadd(vf a, vf b) { return a + b; }
 inline vf vsub(vf a, vf b) { return a - b; }
 inline vf vmul(vf a, vf b) { return a * b; }
 inline vf vdiv(vf a, vf b) { return a / b; }
+#if defined(PL_FUSED)  // as a twin of kernels that have one
+inline float sfma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+inline vf vfma(vf a, vf b, vf c) { for (int i = 0; i < 16; i++) c[i] = sfma(a[i], b[i], c[i]); return c; }
+#else
 inline vf vfma(vf a, vf b, vf c) { return a * b + c; }
 inline float sfma(float a, float b, float c) { return a * b + c; }
+#endif
 inline vf vrecip(vf a) { return vdiv(vset1(1.0f), a); }
 inline void vkeep(vf&) {}
 inline void vkeep(vi&) {}
@@ -60,6 +65,7 @@ inline vf vpow2(vf n) {
 inline vf vload_bf16(const uint16_t* p) { vf r{}; for (int i = 0; i < 16; i++) r[i] = bf16_to_float(p[i]); return r; }
 inline vf vload_f16(const uint16_t* p) { vf r{}; for (int i = 0; i < 16; i++) r[i] = f16_to_float(p[i]); return r; }
 inline void vstore_f16(uint16_t* p, vf a) { for (int i = 0; i < 16; i++) p[i] = float_to_f16(a[i]); }
+inline vf vload_i8(const int8_t* p) { vf r{}; for (int i = 0; i < 16; i++) r[i] = (float)p[i]; return r; }
 inline void vstore_i8(int8_t* p, vi a) { for (int i = 0; i < 16; i++) p[i] = (int8_t)a[i]; }
 
 inline float hsum(vf a) {

@@ -117,6 +117,7 @@ function show(now) {
   methods(now.speculation);
   decisions(now.speculation);
   offerMethods(now.methods);
+  showCluster(now.cluster);
   if (now.trees.length) drawTree($("tree"), now.trees[now.trees.length - 1]);
 }
 

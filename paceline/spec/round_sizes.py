@@ -25,27 +25,41 @@ class SizeOption(NamedTuple):
         return Budget(self.nodes, self.depth)
 
 
-# The gains are those of the shipped EAGLE-3 drafter, greedy, over Spec-Bench prompts: tokens per pass, which do not
-# depend on the machine (2 and 15 nodes counted in bfloat16 on a GPU, the others on a CPU). Of another drafter the level
-# makes up for the difference.
-OPTIONS = (
+# Tokens per pass do not depend on the machine. The gains of `eagle3` are those of the shipped drafter, greedy, over
+# Spec-Bench prompts (2 and 15 nodes counted in bfloat16 on a GPU, the others, and those of `ngram` and `medusa`, on a
+# CPU). Of another drafter, and of other texts, the level makes up for the difference.
+EAGLE_OPTIONS = (
     SizeOption(2, 2, 0.94),
     SizeOption(4, 4, 1.25),
     SizeOption(7, 4, 1.55),
     SizeOption(15, 6, 2.01),
 )
-LARGEST = OPTIONS[-1].budget
+# Where it depends on the user's models, the gains are those of chains of which 0.6 is accepted at each level.
+CHAIN_OPTIONS = (SizeOption(2, 2, 0.96), SizeOption(4, 4, 1.31), SizeOption(7, 7, 1.46))
+OPTIONS: dict[str, tuple[SizeOption, ...]] = {  # of each method that has rounds, the largest last
+    "eagle3": EAGLE_OPTIONS,
+    "eagle": EAGLE_OPTIONS,
+    "medusa": (SizeOption(2, 2, 0.34), SizeOption(4, 4, 0.36), SizeOption(7, 4, 0.63), SizeOption(15, 4, 0.75)),
+    "layer_skip": CHAIN_OPTIONS,
+    "ngram": (SizeOption(2, 2, 0.48), SizeOption(4, 4, 0.60), SizeOption(7, 4, 0.68), SizeOption(15, 6, 0.81)),
+}
+
+
+def largest_of(method: str) -> Budget:
+    return OPTIONS[method][-1].budget
+
 
 WINDOW = 128  # rounds of one request that the level is the mean of, roughly
 PRIOR = 4  # as many rounds the level's beginning is worth
 TIME_SHARE = 1 / 32  # of the newest time, in the time of a size
-LEAST_ROUNDS = 32  # of a size, before another one is considered
-CLEARLY = 1.08  # faster by so much, for a change: that takes a turn of the host
+LEAST_ROUNDS = 16  # of a size, before another one is considered
+CLEARLY = 1.08  # faster by so much, for a change to another size: that takes a turn of the host
+PLAINLY = 1.01  # and so much for one to plain decoding, which nothing may be slower than
 SPREAD = 0.12  # of what a request gets from a round, from text to text: a standard deviation, over the mean
 # Host time of a round, which takes longer than the device where many requests share it: a beginning, like the times
 # that are measured on the device.
 HOST_S, HOST_S_EACH = 0.3e-3, 0.06e-3
-# Plain steps after which drafts that did not pay are tried again: a trial takes about 32 rounds. Twice as many after
+# Plain steps after which drafts that did not pay are tried again: a trial takes about 16 rounds. Twice as many after
 # each trial that failed.
 PATIENCE, MOST_PATIENCE = 2048, 32768
 
@@ -54,7 +68,7 @@ class RoundSizes:
     def __init__(
         self,
         times: Mapping[int, Sequence[float | None]],
-        options: Sequence[SizeOption] = OPTIONS,
+        options: Sequence[SizeOption],
     ) -> None:
         """`times`: captured number of requests -> seconds of a plain pass, then of a round of each option; None: there
         is no such size."""
@@ -120,9 +134,8 @@ class RoundSizes:
     def _best(self, bucket: int, known: int | None) -> int:
         speeds = self._speeds(bucket)
         best = max(speeds, key=speeds.__getitem__)
-        if known is not None and speeds[best] < CLEARLY * speeds[known]:
-            return known
-        return best
+        enough = PLAINLY if best == 0 else CLEARLY
+        return best if known is None or speeds[best] >= enough * speeds[known] else known
 
     def _learn_time(self, num_requests: int, place: int, seconds: float | None) -> None:
         bucket = self._bucket(num_requests)

@@ -1,11 +1,12 @@
-"""EAGLE's rounds on the device: walk, commit, draft, and the pass over the draft, as one CUDA graph for each size.
+"""Rounds on the device: walk, commit, draft, and the pass over the draft, as one CUDA graph for each size.
 
 Between two rounds everything that the next one needs lies on the device: the inputs of the pass and its tokens
-(models/static_inputs.py), its hidden states, the lines and budgets of the drafts (draft_inputs.py), and a few numbers
-of each request (ops/rounds.py). Without CUDA the same parts run one by one, with the plain twins.
+(models/static_inputs.py), its hidden states, a few numbers of each request (ops/rounds.py), and whatever the drafter
+keeps (round_draft.py). Without CUDA the same parts run one by one, with the plain twins.
 """
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +22,13 @@ from paceline.models.padded_decoder import PaddedDecoder, PassKind, StaticPass
 from paceline.models.sent_ints import SentInts
 from paceline.ops import rounds as plain_kernels
 from paceline.ops.rounds import RoundState
-from paceline.spec.feature.captured_drafts import BUCKETS, Answer, CapturedDrafts
-from paceline.spec.feature.draft_levels import DraftShape
-from paceline.spec.feature.draft_writer import Wanted
-from paceline.spec.feature.round_sizes import RoundSizes, SizeOption
+from paceline.spec.buckets import BUCKETS
 from paceline.spec.proposer import Budget
+from paceline.spec.round_draft import RoundDraft
+from paceline.spec.round_sizes import RoundSizes, SizeOption
 from paceline.spec.rounds import RoundResult, RoundSize
+from paceline.spec.tree_answers import Answer, TreeAnswers
 
-WantedOf = Callable[[Request, Budget], Wanted]
 NUM_TIMED = 8  # runs of a size, when it is measured
 
 
@@ -36,9 +36,8 @@ NUM_TIMED = 8  # runs of a size, when it is measured
 class RoundPass:
     """A `StaticPass` that begins where the last pass of its size ended."""
 
-    rounds: "EagleRounds"
+    rounds: "CapturedRounds"
     size: RoundSize
-    shape: DraftShape
     verify: StaticPass
     trees: Tensor | None = None  # [R, 1 + 3 * K] int32, after a launch
     graph: "torch.cuda.CUDAGraph | None" = None
@@ -55,22 +54,21 @@ class RoundPass:
             self.graph.replay()
 
     def launch_kernels(self) -> None:
-        rounds, shape, size = self.rounds, self.shape, self.size
-        drafts, target, kernels, state = rounds.drafts, rounds.target, rounds.kernels, rounds.state
-        inputs, block_size = target.inputs(size.num_rows), target.room.block_size
-        pairs, rows = drafts.views(shape), drafts.hidden_rows(shape)
-        assert self.hidden is not None
-        kernels.walk(inputs, state, pairs, rows, block_size, target.config.vocab_size, size.budget.num_nodes)
-        kernels.move_accepted(inputs, state, target.room.kv_cache, block_size, shape.num_requests)
-        self.trees = drafts.run_after(self.hidden, shape)
-        kernels.write_rows(inputs, state, self.trees, size.rows_each, shape.num_levels, block_size)
+        rounds, size = self.rounds, self.size
+        draft, target, kernels, state = rounds.draft, rounds.target, rounds.kernels, rounds.state
+        inputs, block_size, budget = target.inputs(size.num_rows), target.room.block_size, size.budget
+        walked = draft.walked(size)
+        kernels.walk(inputs, state, *walked, block_size, target.config.vocab_size, budget.num_nodes)
+        kernels.move_accepted(inputs, state, target.room.kv_cache, block_size, size.num_requests)
+        self.trees = draft.draft(size, state, self.hidden)
+        kernels.write_rows(inputs, state, self.trees, size.rows_each, budget.max_depth, block_size)
         self.verify.launch_kernels()
 
     def fill_with_padding(self) -> None:
         """Then it may run: it reads no keys and writes none."""
         self.rounds.target.inputs(self.size.num_rows).fill_with_padding()
         self.rounds.state.flags.zero_()
-        self.rounds.drafts.write_ahead(self.shape, [])
+        self.rounds.draft.begin(self.size, [])
 
     @torch.no_grad()
     def capture(self) -> None:
@@ -81,7 +79,7 @@ class RoundPass:
 
 @dataclass(slots=True)
 class LaunchedRound:
-    drafts: CapturedDrafts
+    answers: TreeAnswers
     answer: Answer
     rows: PendingPass
     num_requests: int
@@ -89,23 +87,22 @@ class LaunchedRound:
 
     def collect(self) -> RoundResult:
         output = self.rows.collect()
-        trees = self.drafts.read(self.answer, self.num_requests)
+        trees = self.answers.read(self.answer, self.num_requests)
         tokens, each = output.tokens or [], self.rows_each
         own = [tokens[i * each : i * each + 1 + len(tree)] for i, tree in enumerate(trees)]
         return RoundResult(trees, own, output.hidden)
 
 
-class EagleRounds:
-    def __init__(
-        self, drafts: CapturedDrafts, target: PaddedDecoder, hidden_layers: Sequence[int], wanted_of: WantedOf
-    ) -> None:
-        self.drafts, self.target = drafts, target
+class CapturedRounds:
+    def __init__(self, draft: RoundDraft, target: PaddedDecoder) -> None:
+        self.draft, self.target = draft, target
         self.sizes: RoundSizes | None = None  # by price, once they were measured; None: as large as was asked for
-        self._kind, self._wanted_of = PassKind(False, tuple(hidden_layers)), wanted_of
+        self._kind = PassKind(False, draft.hidden_layers)
         self.kernels = _kernels(target.device)
-        self._most = drafts.room.max_requests
-        self._sent = SentInts(2 * self._most, target.device)  # flags, roots
-        self.state = RoundState.allocate(self._sent.device_ints.view(2, -1), self._most, drafts.room.num_pairs)
+        room, device = draft.room, target.device
+        self._sent = SentInts(2 * room.max_requests, device)  # flags, roots
+        self._answers = TreeAnswers(room.max_requests, room.num_nodes, device)
+        self.state = RoundState.allocate(self._sent.device_ints.view(2, -1), room.max_requests, room.num_pairs)
         self._passes: dict[RoundSize, RoundPass] = {}
         self._current: RoundPass | None = None
         self._num_requests = 0
@@ -147,9 +144,7 @@ class EagleRounds:
 
     def begin(self, requests: Sequence[Request], size: RoundSize, roots: Sequence[int]) -> bool:
         current = self._pass(size)
-        if not all(self.drafts.suit(request) for request in requests):
-            return False
-        if not self.drafts.write_ahead(current.shape, [self._wanted_of(request, size.budget) for request in requests]):
+        if not self.draft.begin(size, requests):
             return False
         self._current, self._num_requests = current, len(requests)
         host = self._sent.hosts[self._sent.free()].view(2, -1)
@@ -171,15 +166,15 @@ class EagleRounds:
         count, size = self._num_requests, current.size
         launched = self.target.launch_over(current, size.num_rows, count * size.rows_each, tables)
         assert current.trees is not None
-        answer = self.drafts.send_back(current.trees[:count])
-        return LaunchedRound(self.drafts, answer, launched, count, size.rows_each)
+        answer = self._answers.send_back(current.trees[:count])
+        return LaunchedRound(self._answers, answer, launched, count, size.rows_each)
 
     @property
     def _buckets(self) -> list[int]:
-        return [count for count in BUCKETS if count <= self._most]
+        return [count for count in BUCKETS if count <= self.draft.room.max_requests]
 
     def _size(self, num_requests: int, budget: Budget) -> RoundSize | None:
-        room = self.drafts.room
+        room = self.draft.room
         count = next((count for count in self._buckets if count >= num_requests), None)
         if count is None or budget.num_nodes > room.num_nodes or budget.max_depth > room.num_levels:
             return None
@@ -192,18 +187,18 @@ class EagleRounds:
     def _pass(self, size: RoundSize) -> RoundPass:
         found = self._passes.get(size)
         if found is None:
-            budget = size.budget
-            width = 1 if budget.num_nodes <= budget.max_depth else self.drafts.room.width
-            shape = DraftShape(size.num_requests, width, budget.max_depth)
-            found = RoundPass(self, size, shape, self.target.static_pass(size.num_rows, self._kind))
+            found = RoundPass(self, size, self.target.static_pass(size.num_rows, self._kind))
             self._passes[size] = found
             if self.target.device.type == "cuda":
                 found.capture()
         return found
 
-    @staticmethod
-    def _seconds(one: StaticPass) -> float:
+    def _seconds(self, one: StaticPass) -> float:
         """Over padding, which reads no keys: rounds correct it while they run."""
+        if self.target.device.type != "cuda":
+            begin_s = time.perf_counter()
+            one.launch()
+            return time.perf_counter() - begin_s
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         one.launch()
         begin.record()

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from paceline.spec.feature.round_sizes import LEAST_ROUNDS, OPTIONS, RoundSizes, SizeOption
+from paceline.spec.round_sizes import LEAST_ROUNDS, OPTIONS, RoundSizes, SizeOption
 
 SMALL, LARGE = SizeOption(2, 2, 1.0), SizeOption(15, 6, 2.0)
 ALONE, MANY = [1.0, 1.3, 1.4], [2.0, 3.3, 9.0]  # seconds of a plain pass, and of a round of each option
@@ -86,10 +86,12 @@ def test_a_choice_stands_for_a_while() -> None:
     assert changes and all(later - earlier >= LEAST_ROUNDS for earlier, later in itertools.pairwise(changes))
 
 
-def test_larger_options_bring_more() -> None:
-    gains = [option.gain for option in OPTIONS]
+@pytest.mark.parametrize("method", OPTIONS)
+def test_larger_options_bring_more(method: str) -> None:
+    options = OPTIONS[method]
+    gains = [option.gain for option in options]
     assert gains == sorted(gains)
-    assert [option.nodes for option in OPTIONS] == sorted(option.nodes for option in OPTIONS)
+    assert [option.nodes for option in options] == sorted(option.nodes for option in options)
 
 
 def test_an_option_without_a_captured_size_is_not_taken() -> None:

@@ -1,0 +1,168 @@
+"""The simulator beside real runs that it was not fitted to: is it within 20 % of their p50 and p99?
+
+First some lone prompts and some equal streams are measured on idle workers: what a pass of so many rows takes, what the
+way to a worker and back takes, and what moving KV takes. From these figures alone loads of other lengths and rates are
+predicted, with the same router and policy, and then run.
+"""
+
+import argparse
+import asyncio
+import random
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from cluster_load import Answered, Ask, answer_all, arrivals, fleet, percentile, run_load, words, worker_command
+
+from paceline.cluster.backend import ClusterBackend
+from paceline.cluster.prefill_time import PrefillTime
+from paceline.cluster.simulate.run import Fleet, simulate
+from paceline.cluster.simulate.trace import Trace, TraceRequest
+from paceline.cluster.worker_spec import WorkerSpec
+from paceline.lab.pass_cost import PassCost
+
+BLOCK = 16
+NEAR = 0.2  # of the real figure
+ENOUGH = 0.8  # of the runs
+STREAMS = (1, 2, 4, 8, 16, 32, 48)  # that decode together in the calibration
+NUM_FACTORS = 200  # by which passes of the same rows differ
+LONE = 8  # tokens of the prompt that shows what the way takes
+MOVED = (144, 400)  # lone prompts that a prefill worker computes
+LENGTHS, ANSWER = (60, 150, 330), 24  # of the loads: other prompts than those above
+FLEETS: dict[str, tuple[list[str], str, float]] = {  # roles, policy, workers that share the prompts
+    "1 mixed": (["decode"], "local", 1.0),
+    "2 mixed": (["decode", "decode"], "local", 2.0),
+    "1 + 1": (["prefill", "decode"], "remote", 1.0),
+}
+UTILIZATION = (0.15, 0.25, 0.35, 0.5)  # of what one worker could read and answer: the rates follow from it
+
+
+def check(args: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
+    command = [sys.executable, str(Path(__file__).parent / "sleeping_worker.py"), args.model]
+    if not args.sleeping:
+        command = worker_command(args.model, args.threads, ["--spec-method", "none"])
+    rows: list[dict[str, Any]] = []
+    spec: WorkerSpec | None = None
+    for name, (roles, policy, share) in FLEETS.items():
+        with fleet(command, roles) as workers:
+            backend = ClusterBackend(workers.addresses(), args.tokenizer, "kv_aware", policy)
+            spec = calibrated(backend, args, roles, spec)
+            backend = ClusterBackend(workers.addresses(), args.tokenizer, "kv_aware", policy, spec)
+            for part in UTILIZATION:
+                rate = part * share / request_s(spec)
+                asks = load(args, rate, seed=len(rows))
+                real, told = asyncio.run(run_load(backend, asks)), predicted(asks, spec, roles, policy)
+                rows.append({"workers": name, "load": part, "rate": rate} | compared(real, told))
+    near = sum(row["near"] for row in rows)
+    print(f"{near} of {len(rows)} runs: all four figures within {NEAR:.0%}")
+    for figure in FIGURES:
+        print(f"  {figure}: {sum(abs(row[f'simulated {figure}'] / row[figure] - 1) <= NEAR for row in rows)}")
+    return rows, near >= ENOUGH * len(rows)
+
+
+# What is measured before
+
+
+def calibrated(
+    backend: ClusterBackend, args: argparse.Namespace, roles: Sequence[str], before: WorkerSpec | None
+) -> WorkerSpec:
+    """The pass cost from the first fleet; what moving blocks takes from the one that does it."""
+    if before is None:
+        return asyncio.run(_pass_cost(backend, args))
+    if "prefill" in roles:
+        return asyncio.run(_link(backend, args, before))
+    return before
+
+
+async def _pass_cost(backend: ClusterBackend, args: argparse.Namespace) -> WorkerSpec:
+    await backend.start().tried()
+    curve: dict[int, float] = {}
+    factors: list[float] = []
+    for count in STREAMS:
+        asks = [Ask(0.0, words(args.tokenizer, 20, 50_000 + 100 * count + i), 60) for i in range(count)]
+        # without the first ones, in which the others' prompts are still read
+        gaps = [gap for one in await answer_all(backend, asks, count) for gap in one.gaps_s[10:]]
+        curve[count] = statistics.fmean(gaps)
+        factors += [gap / curve[count] for gap in gaps]
+    spread = tuple(percentile(factors, (i + 0.5) * 100 / NUM_FACTORS) for i in range(NUM_FACTORS))
+    way_s = max(0.0, await _lone_s(backend, args, LONE) - PassCost.of(curve)(LONE))
+    await backend.stop()
+    return WorkerSpec("calibrated", PassCost.of(curve), request_s=way_s, pass_spread=spread)
+
+
+async def _lone_s(backend: ClusterBackend, args: argparse.Namespace, num_tokens: int) -> float:
+    """Until the first token of a prompt on idle workers, the median of some."""
+    found = []
+    for turn in range(5):
+        ask = Ask(0.0, words(args.tokenizer, num_tokens, 90_000 + 7 * turn + 100 * num_tokens), 2)
+        found += [one.ttft_s for one in await answer_all(backend, [ask], 1)]
+    return statistics.median(found)
+
+
+async def _link(backend: ClusterBackend, args: argparse.Namespace, spec: WorkerSpec) -> WorkerSpec:
+    """What is left of remote prompts' first tokens when passes and the way are taken off."""
+    await backend.start().tried()
+    time, left = PrefillTime(spec), {}
+    for count in MOVED:
+        num_full = (count - 1) // BLOCK * BLOCK
+        passes_s = time.prompt_s(num_full).seconds + time.prompt_s(count - num_full, num_full).seconds
+        left[num_full] = max(1e-4, await _lone_s(backend, args, count) - passes_s - spec.request_s)
+    await backend.stop()
+    (few, few_s), (many, many_s) = left.items()
+    token_s = max(1e-7, (many_s - few_s) / (many - few))
+    return spec.replace(bandwidth=spec.kv_bytes_per_token / token_s, latency_s=max(0.0, few_s - few * token_s))
+
+
+def request_s(spec: WorkerSpec) -> float:
+    """Seconds of one worker that a request of the load takes when eight share the passes."""
+    time = PrefillTime(spec)
+    prompt_s = statistics.fmean(time.prompt_s(count).seconds for count in LENGTHS)
+    return prompt_s + ANSWER * spec.pass_cost(8) / 8
+
+
+# One load, real and simulated
+
+
+def load(args: argparse.Namespace, rate: float, seed: int) -> list[Ask]:
+    dice = random.Random(seed)
+    times = arrivals(max(10, round(rate * args.seconds)), rate, seed)
+    return [
+        Ask(at_s, words(args.tokenizer, dice.choice(LENGTHS), 1000 * seed + i), ANSWER, i)
+        for i, at_s in enumerate(times)
+    ]
+
+
+def predicted(asks: Sequence[Ask], spec: WorkerSpec, roles: Sequence[str], policy: str) -> dict[str, float]:
+    keys = iter(range(10**9))
+    requests = [
+        TraceRequest(
+            ask.arrival_s,
+            len(ask.prompt),
+            ask.num_tokens,
+            tuple(next(keys) for _ in range((len(ask.prompt) - 1) // BLOCK)),
+        )
+        for ask in asks
+    ]
+    members = Fleet(spec, roles.count("decode"), spec, roles.count("prefill"))
+    outcome = simulate(Trace(requests, BLOCK), members, policy=policy)
+    ttft_s = outcome.ttft_s.tolist()
+    gaps = outcome.gaps
+    seconds = (percentile(ttft_s, 50), percentile(ttft_s, 99), gaps.percentile(50), gaps.percentile(99))
+    return {name: 1e3 * value for name, value in zip(FIGURES, seconds, strict=True)}
+
+
+FIGURES = ("TTFT p50 ms", "TTFT p99 ms", "gap p50 ms", "gap p99 ms")
+
+
+def compared(real: Sequence[Answered], told: dict[str, float]) -> dict[str, Any]:
+    failed = [one.error for one in real if one.error is not None]
+    assert not failed, failed
+    ttft_s, gaps_s = [one.ttft_s for one in real], [gap for one in real for gap in one.gaps_s]
+    seconds = (percentile(ttft_s, 50), percentile(ttft_s, 99), percentile(gaps_s, 50), percentile(gaps_s, 99))
+    found: dict[str, Any] = {"requests": len(real)}
+    for name, value in zip(FIGURES, seconds, strict=True):
+        found |= {name: 1e3 * value, f"simulated {name}": told[name]}
+    found["near"] = all(abs(told[name] / found[name] - 1) <= NEAR for name in FIGURES)
+    return found

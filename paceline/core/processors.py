@@ -1,0 +1,42 @@
+"""A processor that something else in the process needs for a moment, and the native kernels leave to it.
+
+The kernels have a thread on every processor, and their threads wait for each other some hundred times in a pass. Where
+other work takes the processor of one, it keeps it at least until the scheduler's next tick (4 ms on most Linuxes),
+longer than a pass of a small model, and the others wait that long. Work that goes on for many steps therefore borrows a
+processor: meanwhile passes run on one thread less. They take longer, but all of them alike, and never twice as long.
+
+    with borrowed_processor():
+        compile_something()
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_lock = threading.Lock()
+_num_borrowers = 0  # of one processor, which they share
+
+
+@contextmanager
+def borrowed_processor() -> Iterator[None]:
+    global _num_borrowers
+    with _lock:
+        _num_borrowers += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _num_borrowers -= 1
+
+
+def threads_left(num_threads: int) -> int:
+    """How many of these threads the next pass runs on: one less, where a processor is lent and none is free."""
+    if _num_borrowers == 0 or num_threads < usable_processors():
+        return num_threads
+    return max(1, num_threads - 1)
+
+
+def usable_processors() -> int:
+    """As many as this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
