@@ -43,7 +43,8 @@ from torch import Tensor
 from paceline.bench.run.provenance import provenance
 from paceline.core.forward import ForwardBatch
 from paceline.models.decoder import Decoder
-from paceline.models.fused_decoder import Cuts, FusedDecoder, attention_rows, model_cuts
+from paceline.models.fused_cuts import Cuts, model_cuts
+from paceline.models.fused_decoder import FusedDecoder, attention_rows
 from paceline.ops.triton.fused_head import RowNoise
 from paceline.ops.triton.product import NO_PDL, PDL, PDL_PREFETCH
 from paceline.ops.triton.tiles import Cut

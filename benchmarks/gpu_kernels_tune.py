@@ -14,7 +14,8 @@ from torch import Tensor
 
 from paceline.core.forward import ForwardBatch
 from paceline.models.decoder import Decoder
-from paceline.models.fused_decoder import SCALES_FROM, FusedDecoder, attention_rows
+from paceline.models.fused_cuts import SCALES_FROM
+from paceline.models.fused_decoder import FusedDecoder, attention_rows
 from paceline.ops.packed import PARTS, PackedWeight, Weight
 from paceline.ops.triton.fused_head import RowNoise, head_tiles, head_tokens
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes

@@ -40,7 +40,8 @@ from paceline.bench.run.provenance import provenance
 from paceline.core.weights import QuantizedTensor
 from paceline.models.decoder import Decoder
 from paceline.models.dequantize import dequantize
-from paceline.models.fused_decoder import Cuts, FusedDecoder, attention_rows, model_cuts
+from paceline.models.fused_cuts import Cuts, model_cuts
+from paceline.models.fused_decoder import FusedDecoder, attention_rows
 from paceline.ops.triton.fused_head import RowNoise
 from paceline.ops.triton.tiles import Cut
 

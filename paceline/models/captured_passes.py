@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.models.fused_decoder import FusedDecoder, PassBuffers
+from paceline.models.fused_decoder import FusedDecoder
 from paceline.models.graphs import record
 from paceline.models.padded_decoder import PassKind, StaticPass
+from paceline.models.pass_buffers import PassBuffers
 from paceline.models.static_inputs import InputViews, PassRoom
 from paceline.ops.triton.advance import RowInputs, advance_rows
 from paceline.ops.triton.embed import DrawnBefore

@@ -12,7 +12,6 @@ For a CUDA graph everything that a pass touches is given by the caller, so nothi
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
@@ -20,6 +19,8 @@ from torch import Tensor
 
 from paceline.core.forward import ForwardBatch, ForwardOutput
 from paceline.models.decoder import Decoder, Linear
+from paceline.models.fused_cuts import SCALES_FROM, Cuts, model_cuts
+from paceline.models.pass_buffers import PassBuffers
 from paceline.models.static_inputs import aligned, read_tokens
 from paceline.ops.packed import PackedWeight
 from paceline.ops.triton.embed import DrawnBefore, embed_rows
@@ -31,47 +32,7 @@ from paceline.ops.triton.norm_rows import norm_wanted, scale_rows
 from paceline.ops.triton.product import NO_PDL
 from paceline.ops.triton.rms_norm import rms_norm
 from paceline.ops.triton.split_attention import AttentionRows, AttentionScratch, split_tree_attention
-from paceline.ops.triton.tiles import ROW_STEPS, Cut, cut_of
-
-
-@dataclass(frozen=True, slots=True)
-class PassBuffers:
-    hidden: Tensor  # [rows, hidden]: the residual stream
-    query: Tensor  # [rows, heads, head_dim]
-    mixed: Tensor  # [rows, heads, head_dim]
-    activation: Tensor  # [rows, intermediate]
-    scales: Tensor  # [rows] float32, for passes of many rows
-    normed: Tensor  # [rows, hidden]: what the head reads
-    gained: Tensor  # [rows, hidden]: the stream times the gains of the next norm, where a packed weight reads it
-    attention: AttentionScratch
-    parts: Tensor  # float32: sums over parts of K
-    arrivals: Tensor  # int32 zeros: how many of them are there
-    scores: Tensor  # [rows, shares of the vocabulary] float32
-    score_ids: Tensor  # [rows, shares of the vocabulary] int32
-    picked: Tensor  # [2, at least rows] int32: tokens and the bits of token_scores, to be read in one copy
-    tokens: Tensor  # [rows] int32: what write_tokens chose
-    token_scores: Tensor  # [rows] float32: not finite where a row cannot be sampled
-
-
-@dataclass(frozen=True, slots=True)
-class Cuts:
-    """How the products of a pass are cut into programs. It does not show in the bits."""
-
-    qkv: Cut
-    output: Cut
-    gate_up: Cut
-    down: Cut
-    head: Cut
-
-
-def model_cuts(decoder: Decoder, layer: int, num_rows: int) -> Cuts:
-    """Of a layer, and of the head: the layers of a quantized file may have different formats."""
-    own = decoder.layers[layer]
-    linears = (own.qkv, own.output, own.gate_up, own.down, decoder.head)
-    return Cuts(*(cut_of(linear.weight, num_rows) for linear in linears))
-
-
-SCALES_FROM = 64  # rows of a program: finding the scales inside a product then takes as long as the product
+from paceline.ops.triton.tiles import ROW_STEPS, Cut
 
 
 class FusedDecoder:

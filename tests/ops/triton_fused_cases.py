@@ -17,7 +17,8 @@ from paceline.core.tree import DraftTree
 from paceline.models.captured_passes import CapturedPasses
 from paceline.models.config import config_from_dict
 from paceline.models.decoder import Decoder
-from paceline.models.fused_decoder import Cuts, FusedDecoder
+from paceline.models.fused_cuts import Cuts
+from paceline.models.fused_decoder import FusedDecoder
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.plain_passes import advance_views
 from paceline.models.static_inputs import PassRoom, StaticInputs
