@@ -8,6 +8,7 @@ from paceline.core.processors import borrowed_processor, threads_left
 from paceline.models.native import NativeDecoder
 from paceline.ops import native
 from paceline.ops.native.profile import profiled_steps
+from paceline.ops.native.team import set_waiting
 from tests.forward_batches import Pool, Rows
 from tests.models.small_models import random_weights, tokens
 from tests.models.test_native_decoder import kv_cache, small_config
@@ -40,7 +41,7 @@ def test_what_borrows_gives_back_where_it_fails() -> None:
 
 
 @pytest.mark.skipif(not native.available(), reason=str(native.unavailable_reason()))
-def test_passes_run_on_one_thread_less_meanwhile_with_the_same_bits() -> None:
+def test_passes_run_on_one_thread_less_meanwhile_with_the_same_bits(request: pytest.FixtureRequest) -> None:
     config = small_config("llama")
     decoder = NativeDecoder(config, random_weights(config), num_threads=3)
     pool = Pool(1, 24)
@@ -51,6 +52,8 @@ def test_passes_run_on_one_thread_less_meanwhile_with_the_same_bits() -> None:
             logits = decoder.forward(batch, cache).logits
             return logits, [bool(thread.any()) for thread in seconds]
 
+    set_waiting("spin")  # all threads, however busy the machine is
+    request.addfinalizer(lambda: set_waiting("auto"))
     usual, threads = run()
     assert threads == [True, True, True]
     with borrowed_processor():
