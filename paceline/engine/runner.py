@@ -125,11 +125,13 @@ class ModelRunner:
         if tables is None and grown:
             tables = np.zeros((len(scheduled), model.room.max_blocks), dtype=np.int32)
             tables[:, : before.batch.block_tables.shape[1]] = before.batch.block_tables.numpy()
+        changed = []
         for i in grown:
             assert tables is not None
             blocks = scheduled[i].request.block_ids
             tables[i, len(blocks) - 1] = blocks[-1]
-        pending = model.launch_next(tables if grown else None)
+            changed.append((i, len(blocks) - 1))
+        pending = model.launch_next(tables if grown else None, changed)
         return None if pending is None else replace(before, scheduled=scheduled, pending=pending, tables=tables)
 
     def _start(self, batch: ForwardBatch, hidden_layers: tuple[int, ...], least_size: int) -> PendingPass:

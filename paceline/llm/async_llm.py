@@ -22,8 +22,9 @@ from paceline.engine.build import Engine
 from paceline.engine.core import EngineCore
 from paceline.engine.job import Job
 from paceline.engine.processor import Prompt
-from paceline.engine.request_state import RequestState
 from paceline.errors import EngineDeadError, InvalidOptionError, InvalidRequestError, PacelineError
+from paceline.llm.arrivals import Arrivals
+from paceline.llm.delivery import Delivery
 from paceline.llm.output_stream import News, OutputStream, post
 from paceline.llm.step_watch import StepWatch
 from paceline.llm.sync_llm import DEFAULT_MODEL, LLM, Message, Speculative
@@ -51,6 +52,8 @@ class AsyncLLM:
         self.on_death = on_death
         self._commands: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, OutputStream] = {}
+        self._arrivals = Arrivals()
+        self._delivery = Delivery(self._news)
         self._calls: set[Future[Any]] = set()  # of `call_engine`, not answered yet
         self._ids = itertools.count()
         self._dead: Exception | None = None
@@ -87,7 +90,7 @@ class AsyncLLM:
                     return
         finally:
             self._streams.pop(request_id, None)
-            self._commands.put(job.abort)
+            self._commands.put(partial(self._leave, stream=stream))
 
     async def _job(self, request_id: str, prompt: Prompt, params: SamplingParams) -> Job:
         self._check_id(request_id)
@@ -129,7 +132,11 @@ class AsyncLLM:
     def _end_early(self, core: EngineCore, stream: OutputStream) -> None:
         if not stream.job.finished:
             stream.job.abort(core)
-            post(stream.loop, [(stream, self._news(core, stream.job))])
+            self._delivery.tell(stream)
+
+    def _leave(self, core: EngineCore, stream: OutputStream) -> None:
+        self._delivery.forget(stream)
+        stream.job.abort(core)
 
     async def check_health(self) -> None:
         """Raises what ended the engine, where it does not run any more."""
@@ -153,6 +160,7 @@ class AsyncLLM:
     async def _set_paused(self, paused: bool) -> None:
         def command(core: EngineCore) -> None:
             self._paused = paused
+            self._delivery.flush()
 
         await self.call_engine(command)
 
@@ -269,7 +277,7 @@ class AsyncLLM:
         core = self.engine.core
         try:
             while self._take_commands(core):
-                self._publish(core, core.step())
+                self._delivery.note(core.step())
             self._end(EngineDeadError("the engine was shut down"))
         except BaseException as error:  # whatever it is, no stream may wait for ever
             self._die(error)
@@ -277,9 +285,12 @@ class AsyncLLM:
     def _take_commands(self, core: EngineCore) -> bool:
         """Carry out what callers asked for, waiting when there is nothing to compute. False: shut down."""
         while True:
+            is_idle = self._paused or not core.has_requests
+            wait_s = None if is_idle else self._arrivals.wait_s()
             try:
-                command = self._commands.get(block=self._paused or not core.has_requests)
+                command = self._commands.get(block=wait_s != 0.0, timeout=wait_s)
             except queue.Empty:
+                self._arrivals.begin_step()
                 return True
             if command is None:
                 return False
@@ -288,27 +299,20 @@ class AsyncLLM:
     def _admit(self, core: EngineCore, stream: OutputStream) -> None:
         try:
             stream.job.start(core)
+            self._arrivals.note()
+            self._delivery.follow(stream)
             if stream.job.finished:  # it was resumed after its last token
-                post(stream.loop, [(stream, self._news(core, stream.job))])
+                self._delivery.tell(stream)
         except BaseException as error:
             stream.job.abort(core)
             told = error if isinstance(error, PacelineError) else request_error("starting the request", error)
             post(stream.loop, [(stream, told)])
 
-    def _publish(self, core: EngineCore, updated: Sequence[RequestState]) -> None:
-        changed = {id(state) for state in updated}
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, News]]] = {}
-        for stream in list(self._streams.values()):
-            if any(id(state) in changed for state in stream.job.states):
-                by_loop.setdefault(stream.loop, []).append((stream, self._news(core, stream.job)))
-        for loop, news in by_loop.items():
-            post(loop, news)
-
-    def _news(self, core: EngineCore, job: Job) -> News:
+    def _news(self, job: Job) -> News:
         try:
             return job.delta()
         except BaseException as error:
-            job.abort(core)
+            job.abort(self.engine.core)
             return request_error("making its output", error)
 
     def _die(self, error: BaseException) -> None:
@@ -324,6 +328,7 @@ class AsyncLLM:
 
     def _end(self, error: Exception) -> None:
         self._dead = error
+        self._delivery.flush()
         for call in list(self._calls):
             self._fail(call, error)
         for stream in list(self._streams.values()):

@@ -4,7 +4,8 @@ A slow reader skips no token: deltas that it has not read yet are merged, and ne
 """
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from paceline.core.output_merger import OutputMerger
@@ -50,12 +51,21 @@ class OutputStream:
         return output
 
 
-def post(loop: asyncio.AbstractEventLoop, news: Sequence[tuple[OutputStream, News]]) -> None:
-    """From another thread, to streams that are all read in `loop`. One call for all, because each is a system call."""
+def post(
+    loop: asyncio.AbstractEventLoop,
+    news: Sequence[tuple[OutputStream, News]],
+    when_read: Callable[[float], None] | None = None,
+) -> None:
+    """From another thread, to streams that are all read in `loop`. One call for all, because each is a system call.
+
+    `when_read` gets the seconds that the loop took until every reader who could go on at once had done so."""
 
     def deliver() -> None:
+        begin_s = time.perf_counter()
         for stream, item in news:
             stream.put(item)
+        if when_read is not None:  # the loop goes on with readers in the order in which they were woken
+            loop.call_soon(lambda: when_read(time.perf_counter() - begin_s))
 
     with suppress(RuntimeError):  # the loop is closed: there is no reader any more
         loop.call_soon_threadsafe(deliver)

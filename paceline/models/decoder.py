@@ -104,7 +104,7 @@ class Decoder:
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         """Rows of the embedding, or of the head, in float32: [len(ids), hidden]"""
         matrix = self.head.weight if head else self.embedding
-        wanted = ids.to(self.device).long()
+        wanted = ids.to(self.device, non_blocking=not ids.is_pinned()).long()  # pinned memory might be written too soon
         return matrix.rows(wanted) if isinstance(matrix, PackedWeight) else matrix[wanted].float()
 
     @torch.no_grad()

@@ -186,16 +186,18 @@ class PaddedDecoder:
         self.clock.write_s += time.perf_counter() - begin_s
         return self._start(found, size, batch.num_rows, num_logits, draws=batch.draws is not None)
 
-    def launch_next(self, tables: NDArray[np.int32] | None) -> PendingPass | None:
+    def launch_next(
+        self, tables: NDArray[np.int32] | None, grown: Sequence[tuple[int, int]] = ()
+    ) -> PendingPass | None:
         """The pass after the one launched last, for the same requests: each row goes on with the token that it draws
-        there. `tables`: their blocks by now, [requests, max_blocks]; None: as before. Returns None where the last
-        launch was not of one row and one token for each request."""
+        there. `tables`: their blocks by now, [requests, max_blocks]; None: as before. `grown`: where they differ, if
+        that is known. Returns None where the last launch was not of one row and one token for each request."""
         last = self._last
         if last is None:
             return None
         begin_s = time.perf_counter()
         if tables is not None:
-            self._inputs.write_tables(tables, last.size)
+            self._inputs.write_tables(tables, last.size, grown)
         self.clock.write_s += time.perf_counter() - begin_s
         found = self.static_pass(last.size, last.kind._replace(goes_on=True))
         return self._start(found, last.size, last.num_rows, last.num_rows, draws=True)

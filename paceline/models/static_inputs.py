@@ -11,6 +11,7 @@ come last, so that only those of the requests in the pass are copied.
 A padding row has slot -1 (it writes no keys), an empty context (it reads none), and nobody looks at its result.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +69,7 @@ class InputViews:
 NUM_ROW_ARRAYS = 11  # token_ids to temperatures above, in that order
 ROW_PADDING = (0, 0, -1, 0, -1, 0, 0, -1, 0, 0, 0)
 NO_ROWS = torch.empty(0, dtype=torch.int32)
+MAX_SENT_ALONE = 16  # entries of block tables, at 5 us each: more are sent with the whole tables
 HEADER = 4  # ints: the counts, and one that keeps what follows at multiples of 16 bytes
 
 
@@ -117,10 +119,17 @@ class StaticInputs:
         host = self._sent.hosts[self._sent.free()]
         self._sent.send(pad(batch, size, self.room.max_blocks, host.numpy()))
 
-    def write_tables(self, tables: NDArray[np.int32], size: int) -> None:
-        """Only the block tables of a pass whose other inputs are there: [requests, max_blocks]."""
+    def write_tables(self, tables: NDArray[np.int32], size: int, grown: Sequence[tuple[int, int]] = ()) -> None:
+        """Only the block tables of a pass whose other inputs are there: [requests, max_blocks]. `grown`: where alone
+        they have changed, if that is known."""
         host = self._sent.hosts[self._sent.free()].numpy()
         begin = tables_begin(size)
+        if 0 < len(grown) <= MAX_SENT_ALONE:
+            places = [begin + request * tables.shape[1] + block for request, block in grown]
+            for place, at in zip(places, grown, strict=True):
+                host[place] = tables[at]
+            self._sent.send_each(places)
+            return
         host[begin : begin + tables.size] = tables.reshape(-1)
         self._sent.send(begin + tables.size, begin)
 

@@ -21,3 +21,11 @@ def test_without_a_number_all_of_it_is_sent() -> None:
     sent.hosts[sent.free()][:] = 7
     sent.send()
     assert sent.device_ints.tolist() == [7] * 4
+
+
+def test_single_ints_arrive_and_what_lies_between_them_stays() -> None:
+    sent = SentInts(6, torch.device("cpu"))
+    sent.hosts[sent.free()][:] = 7
+    sent.send_each([1, 4])
+    assert sent.device_ints.tolist() == [0, 7, 0, 0, 7, 0]
+    assert sent.free() == 1, "the other buffer is next"

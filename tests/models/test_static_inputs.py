@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from paceline.core.forward import ForwardBatch, TokenDraws
 from paceline.core.packing import RequestRows, pack
 from paceline.core.tree import DraftTree
-from paceline.models.static_inputs import PassRoom, StaticInputs, read_tokens
+from paceline.models.static_inputs import MAX_SENT_ALONE, PassRoom, StaticInputs, read_tokens
 
 BLOCK_SIZE, MAX_BLOCKS, MAX_SEQS, MAX_SIZE = 4, 9, 6, 40
 CPU = torch.device("cpu")
@@ -105,3 +105,19 @@ def test_a_token_whose_score_is_not_finite_is_none() -> None:
     picked = torch.stack([torch.tensor([4, 5, 6, 7], dtype=torch.int32), scores.view(torch.int32)])
     assert read_tokens(picked) == [4, None, 6, None]
     assert read_tokens(picked[:, [0, 2]]) == [4, 6]
+
+
+def test_tables_that_have_grown_are_the_same_sent_alone_or_whole() -> None:
+    tables = np.arange(MAX_SEQS * MAX_BLOCKS, dtype=np.int32).reshape(MAX_SEQS, MAX_BLOCKS)
+    places = [(0, 3), (4, 8), (5, 0)]
+    found = {}
+    for name, grown in (("alone", places), ("whole", []), ("too many", places * MAX_SENT_ALONE)):
+        static = inputs()
+        static.write_tables(tables, 7)
+        changed = tables.copy()
+        for place in places:
+            changed[place] += 1000
+        static.write_tables(changed, 7, grown)
+        found[name] = static.views(7).block_tables.clone()
+        assert found[name].numpy().tolist() == changed.tolist(), name
+    assert torch.equal(found["alone"], found["whole"])

@@ -7,7 +7,7 @@ Which keys a row may see is said with slots (`KeyRows`), so a chain, a tree and 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -105,21 +105,26 @@ class TorchLayers:
         return attention
 
     def _angles(self, rows: KeyRows) -> tuple[Tensor, Tensor]:
-        positions = torch.from_numpy(rows.positions).long().to(self._cos.device)
+        positions = on_device(rows.positions, self._cos.device).long()
         return self._cos[positions], self._sin[positions]
 
     def _store(self, attention: Attention, layer: int, inputs: Tensor, rows: KeyRows) -> None:
         key, value = attention.key_value(inputs, *self._angles(rows))
-        slots = torch.from_numpy(rows.slots).long().to(self.kv_cache.device)
+        slots = on_device(rows.slots, self.kv_cache.device).long()
         self.kv_cache[layer, 0, slots], self.kv_cache[layer, 1, slots] = key, value
 
     def _attend(self, layer: int, query: Tensor, rows: KeyRows) -> Tensor:
         slots, visible = padded_slots(rows)  # [rows, keys]
-        index = torch.from_numpy(slots).long().to(query.device)
-        mask = torch.from_numpy(visible).to(query.device)[:, None, None]  # [rows, 1, 1, keys]
+        index = on_device(slots, query.device).long()
+        mask = on_device(visible, query.device)[:, None, None]  # [rows, 1, 1, keys]
         keys, values = (part[index].transpose(1, 2) for part in self.kv_cache[layer])  # [rows, kv heads, keys, dim]
         grouped = query.view(len(query), -1, self._share, query.shape[-1])  # [rows, kv heads, heads that share, dim]
         return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).flatten(1, 2)
+
+
+def on_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """Without waiting for what the device does before: memory that is not pinned has been read when this returns."""
+    return torch.from_numpy(array).to(device, non_blocking=True)
 
 
 def padded_slots(rows: KeyRows) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:

@@ -20,9 +20,9 @@ from paceline.spec.engine_parts import EngineParts
 from paceline.spec.feature.block_rows import FeatureBlockRows
 from paceline.spec.feature.draft_growth import least_log_prob, product_tree, sampled_chain
 from paceline.spec.feature.feature_drafter import (
-    CHUNK_ROWS,
     SCRATCH_SLOTS,
     RowBuilder,
+    chunks,
     context_rows,
     draft_scores,
     groups,
@@ -95,8 +95,7 @@ class DFlashProposer(Proposer):
         queued = self._queue.take()
         if queued is None:
             return
-        for begin in range(0, len(queued), CHUNK_ROWS):
-            rows = slice(begin, begin + CHUNK_ROWS)
+        for rows in chunks(len(queued), self._layers.kv_cache.device):
             context = self._network.hidden_norm(self._fc(queued.features[rows].flatten(1).float()))
             for layer in range(len(self._network.layers)):
                 self._layers.store(layer, context, context_rows(queued.positions[rows], queued.slots[rows]))

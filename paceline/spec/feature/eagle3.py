@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -32,9 +33,9 @@ from paceline.spec.feature.draft_scores import LOWEST, Scored
 from paceline.spec.feature.draft_writer import Wanted
 from paceline.spec.feature.eagle_rounds import EagleRoundDraft
 from paceline.spec.feature.feature_drafter import (
-    CHUNK_ROWS,
     SCRATCH_SLOTS,
     RowBuilder,
+    chunks,
     context_rows,
     draft_scores,
     groups,
@@ -48,6 +49,8 @@ from paceline.spec.feature.level_rows import Levels
 from paceline.spec.feature.native_drafts import NativeDrafts
 from paceline.spec.proposer import Budget, Needs, StepContext
 from paceline.spec.sized_rounds import RoundsProposer, SizedRounds
+
+WARM_UP_ROWS = (1, 8, 64, 512, 2048)
 
 
 class Eagle3Proposer(RoundsProposer):
@@ -101,6 +104,22 @@ class Eagle3Proposer(RoundsProposer):
             self._rounds = SizedRounds(self.kind, draft, self._target, largest, size_by_price=size_by_price)
             self._followed = FollowedRounds(self._captured, self._queue)
         self._needs = Needs(hidden_layers=network.config.hidden_layers, draft_probs=draft_sampling == "sampled")
+
+    def prepare(self) -> None:
+        super().prepare()
+        if self._captured is not None:
+            self._warm_up()
+
+    @torch.no_grad()
+    def _warm_up(self) -> None:
+        """Prompts of some lengths, into scratch: a device loads kernels when they are first used, which takes a
+        hundred times as long as they run."""
+        target = self._target
+        shape = len(self._network.config.hidden_layers), target.config.hidden_size
+        for count in WARM_UP_ROWS:
+            none = np.zeros(count, dtype=np.int32)
+            features = torch.zeros(count, *shape, dtype=target.dtype, device=self._layers.kv_cache.device)
+            self._take_in(FeatureRows(features, none, none + self._first_scratch, none, {}), slice(0, count))
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]
@@ -200,9 +219,9 @@ class Eagle3Proposer(RoundsProposer):
     def _flush(self) -> None:
         """Take in the queued features: fuse them, and store the keys and values of their pairs."""
         queued = self._queue.take()
-        for begin in range(0, len(queued) if queued is not None else 0, CHUNK_ROWS):
-            assert queued is not None
-            self._take_in(queued, slice(begin, begin + CHUNK_ROWS))
+        if queued is not None:
+            for rows in chunks(len(queued), self._layers.kv_cache.device):
+                self._take_in(queued, rows)
 
     def _take_in(self, queued: FeatureRows, rows: slice) -> None:
         if self._native is not None:

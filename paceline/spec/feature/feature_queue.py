@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.request import Request
+from paceline.models.drafters.paged import on_device
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.proposer import RequestPass, StepContext
 
@@ -65,7 +66,7 @@ class StepRows:
     def features(self) -> Tensor:
         first, count = int(self.rows[0]) if len(self) else 0, len(self)
         is_stretch = not count or (int(self.rows[-1]) == first + count - 1 and bool((np.diff(self.rows) == 1).all()))
-        return self.hidden[first : first + count] if is_stretch else take_rows(self.hidden, self.rows.tolist())
+        return self.hidden[first : first + count] if is_stretch else take_rows(self.hidden, self.rows)
 
     def without(self, names: Sequence[str], most: int) -> "StepRows":
         """All rows but the newest ones, at most so many each, of these requests."""
@@ -233,11 +234,12 @@ def _slots_between(block_ids: Sequence[int], begin: int, end: int, block_size: i
     return [block_ids[at // block_size] * block_size + at % block_size for at in range(begin, end)]
 
 
-def take_rows(x: Tensor, rows: Sequence[int]) -> Tensor:
+def take_rows(x: Tensor, rows: Sequence[int] | IntArray) -> Tensor:
     """x[rows], copied. On a CPU by numpy: PyTorch would start its threads for a few kilobytes."""
+    places = np.asarray(rows, dtype=np.int32)
     if x.device.type == "cpu" and x.dtype != torch.bfloat16:
-        return torch.from_numpy(x.numpy()[list(rows)])
-    return x[list(rows)]
+        return torch.from_numpy(x.numpy()[places])
+    return x.index_select(0, on_device(places, x.device))
 
 
 def block_slots(block_ids: Sequence[int], num_tokens: int, block_size: int) -> IntArray:
