@@ -1,10 +1,10 @@
 """Which size of draft pays on the device, for so many requests: the price rule of `auto` with what a GPU knows.
 
-What a round and a plain pass take is measured for every captured size when the engine starts. Rounds are corrected by
-what they take while they run, the host included; plain passes are not, for they may hold prompts. What a round brings
-is learned as well: an option's gain, tokens per request and round beyond the first, is its usual gain times one
-*level*, which every collected round corrects. Taken is the option with the most tokens per second, counted for the
-slowest of the requests: those that were asked together are done when the last one is. Where that is plain decoding,
+What a round and a plain pass take is measured for every captured size when the engine starts, and corrected by what
+they take while they run, the host included. What a round brings is learned as well: an option's gain, tokens per
+request and round beyond the first, is its usual gain times one *level*, which every collected round corrects. Taken is
+the option with the most tokens per second, counted for the slowest of the requests: those that were asked together are
+done when the last one is. Where that is plain decoding,
 because drafts bring too little, they are tried again after a while.
 """
 
@@ -51,7 +51,9 @@ def largest_of(method: str) -> Budget:
 
 WINDOW = 128  # rounds of one request that the level is the mean of, roughly
 PRIOR = 4  # as many rounds the level's beginning is worth
-TIME_SHARE = 1 / 32  # of the newest time, in the time of a size
+TIME_SHARE = 1 / 32  # of the newest time, in the time of a size; larger as long as it ran seldom
+TOO_LONG = 4.0  # times what is known: a pause of the host, which says nothing
+TOO_LONG_PLAIN = 1.5  # a pass with prompts, which is none of plain decoding
 LEAST_ROUNDS = 16  # of a size, before another one is considered
 CLEARLY = 1.08  # faster by so much, for a change to another size: that takes a turn of the host
 PLAINLY = 1.01  # and so much for one to plain decoding, which nothing may be slower than
@@ -79,6 +81,7 @@ class RoundSizes:
         for count, (plain, *rounds) in sorted(times.items()):
             least = HOST_S + HOST_S_EACH * count
             self._times[count] = [plain, *(None if one is None else max(one, least) for one in rounds)]
+        self._num_timed: dict[tuple[int, int], int] = {}  # captured number of requests, option + 1
         self.level = 1.0
         self._count = PRIOR  # rounds that the level is made of
         self._num_rests, self._patience = 0, PATIENCE
@@ -105,10 +108,11 @@ class RoundSizes:
         self.level += num_requests / self._count * (seen - self.level)
         if self._count >= WINDOW:
             self._patience = PATIENCE
-        self._learn_time(num_requests, 1 + self.options.index(option), seconds)
+        self._learn_time(num_requests, 1 + self.options.index(option), seconds, TOO_LONG)
 
-    def rest(self) -> None:
-        """A plain step was taken."""
+    def rest(self, num_requests: int, seconds: float | None) -> None:
+        """A plain step was taken; how long it took, where that is known."""
+        self._learn_time(num_requests, 0, seconds, TOO_LONG_PLAIN)
         self._held -= 1
         self._num_rests += 1
         if self.level < 1.0 and self._num_rests >= self._patience:
@@ -139,13 +143,14 @@ class RoundSizes:
         enough = PLAINLY if best == 0 else CLEARLY
         return best if known is None or speeds[best] >= enough * speeds[known] else known
 
-    def _learn_time(self, num_requests: int, place: int, seconds: float | None) -> None:
+    def _learn_time(self, num_requests: int, place: int, seconds: float | None, too_long: float) -> None:
         bucket = self._bucket(num_requests)
         if bucket is None or seconds is None:
             return
         known = self._times[bucket][place]
-        if known is not None and seconds < 4 * known:  # a pause of the host says nothing
-            self._times[bucket][place] = known + TIME_SHARE * (seconds - known)
+        if known is not None and seconds < too_long * known:
+            count = self._num_timed[bucket, place] = self._num_timed.get((bucket, place), 0) + 1
+            self._times[bucket][place] = known + max(TIME_SHARE, 1 / (1 + count)) * (seconds - known)
 
 
 def _highest_of(count: int) -> float:

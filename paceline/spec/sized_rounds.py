@@ -32,6 +32,7 @@ class SizedRounds:
         self._method, self._largest, self._by_price = method, largest, size_by_price
         self._load = 1  # requests that ran or waited after the newest pass
         self._noted_s: float | None = None  # when the last round was noted, if it followed another one
+        self._rested_s: float | None = None  # when the last plain step was, if no round came after it
 
     @property
     def _sizes(self) -> RoundSizes | None:
@@ -52,8 +53,10 @@ class SizedRounds:
         logger.info("rounds of drafts and passes are ready, after %.1f s", time.perf_counter() - begin_s)
 
     def rest(self) -> None:
+        now, before = time.perf_counter(), self._rested_s
+        self._rested_s = now
         if self._sizes is not None:
-            self._sizes.rest()
+            self._sizes.rest(self._load, None if before is None else now - before)
 
     def observe(self, step: StepContext) -> None:
         """After every pass of which the proposer is told."""
@@ -62,7 +65,7 @@ class SizedRounds:
             self._noted_s = None
             return
         now, before = time.perf_counter(), self._noted_s
-        self._noted_s = now
+        self._noted_s, self._rested_s = now, None
         sizes, count = self._sizes, len(step.passes)
         option = None if sizes is None else sizes.choose(count)
         if sizes is not None and option is not None:

@@ -21,7 +21,7 @@ def run(chosen: RoundSizes, num_requests: int, num_steps: int, level: float, sec
         option = chosen.choose(num_requests)
         taken.append(0 if option is None else option.nodes)
         if option is None:
-            chosen.rest()
+            chosen.rest(num_requests, seconds.get(0))
         else:
             tokens = round(num_requests * (1 + option.gain * level))
             chosen.learn(option, num_requests, tokens, seconds.get(option.nodes))
@@ -99,3 +99,18 @@ def test_an_option_without_a_captured_size_is_not_taken() -> None:
     assert chosen.choose(3) == SMALL
     with pytest.raises(KeyError):
         chosen.speeds(3)["15 nodes"]
+
+
+def test_plain_passes_are_corrected_too_but_not_by_those_with_prompts() -> None:
+    chosen = sizes()
+    assert chosen.choose(20) is None
+    run(chosen, 20, 40, 1.0, {0: 2.6})
+    assert chosen.speeds(20)["plain"] == pytest.approx(20 / 2.6, rel=0.05)
+    run(chosen, 20, 40, 1.0, {0: 26.0})
+    assert chosen.speeds(20)["plain"] == pytest.approx(20 / 2.6, rel=0.05), "these hold prompts"
+
+
+def test_the_first_times_of_a_size_count_more_than_later_ones() -> None:
+    chosen = sizes()
+    run(chosen, 1, 8, 1.0, {15: 2.8})
+    assert chosen.speeds(1)["15 nodes"] == pytest.approx(3.0 / 2.8, rel=0.1)
