@@ -4,8 +4,8 @@ A pass with drafts can be followed by a *round* before it is collected: the devi
 the new ones. What the host must know beforehand is who takes part and where they may write. It reserves blocks as if
 every draft were accepted, and what a request draws after its end is dropped.
 
-A round follows only where nobody else wants to run: when a request arrives, or when so many have ended that a smaller
-size would do, the last round is collected first, and the next pass is planned as always.
+A round follows only where nobody else wants to run: when a request arrives, or when so many have ended that a much
+smaller size would do, the last round is collected first, and the next pass is planned as always.
 """
 
 from collections.abc import Sequence
@@ -105,8 +105,8 @@ class Rounds:
         return not self._scheduler.waiting and len(self._scheduler.running) == num_requests > 0
 
     def _is_right_size(self, members: RoundMembers, num_alive: int) -> bool:
-        choice = members.choice
-        return choice.rounds.plan(num_alive, choice.budget) == members.size
+        choice, size = members.choice, members.size
+        return choice.rounds.plan(size.count_for(num_alive), choice.budget) == size
 
     def _reserve(self, members: RoundMembers, places: Sequence[int]) -> bool:
         """Blocks for all that the pass on its way may accept, one token more, and the nodes of the round."""

@@ -108,6 +108,11 @@ class CapturedRounds:
         self._num_requests = 0
         self._flags: list[bool] = []  # as the device has them
 
+    @property
+    def current_size(self) -> RoundSize | None:
+        """Of the group that began last."""
+        return None if self._current is None else self._current.size
+
     def prepare(self, budgets: Sequence[Budget]) -> None:
         """Capture rounds of these sizes for every number of requests, the largest first."""
         for count in reversed(self._buckets):

@@ -4,8 +4,11 @@ What a round and a plain pass take is measured for every captured size when the 
 they take while they run, the host included. What a round brings is learned as well: an option's gain, tokens per
 request and round beyond the first, is its usual gain times one *level*, which every collected round corrects. Taken is
 the option with the most tokens per second, counted for the slowest of the requests: those that were asked together are
-done when the last one is. Where that is plain decoding,
-because drafts bring too little, they are tried again after a while.
+done when the last one is. Where that is plain decoding, because drafts bring too little, they are tried again after a
+while.
+
+At the start every size runs over padding, without keys and without the host's work: it looks faster than it is. What
+has not run yet is therefore slowed down as much as what has; otherwise each would be tried in turn.
 """
 
 import math
@@ -52,6 +55,7 @@ def largest_of(method: str) -> Budget:
 WINDOW = 128  # rounds of one request that the level is the mean of, roughly
 PRIOR = 4  # as many rounds the level's beginning is worth
 TIME_SHARE = 1 / 32  # of the newest time, in the time of a size; larger as long as it ran seldom
+MOST_SLOWDOWN = 1.3  # of a size that has not run yet; on a GPU all were slowed down by about 1.2
 TOO_LONG = 4.0  # times what is known: a pause of the host, which says nothing
 TOO_LONG_PLAIN = 1.5  # a pass with prompts, which is none of plain decoding
 LEAST_ROUNDS = 16  # of a size, before another one is considered
@@ -81,6 +85,7 @@ class RoundSizes:
         for count, (plain, *rounds) in sorted(times.items()):
             least = HOST_S + HOST_S_EACH * count
             self._times[count] = [plain, *(None if one is None else max(one, least) for one in rounds)]
+        self._first = {count: list(each) for count, each in self._times.items()}
         self._num_timed: dict[tuple[int, int], int] = {}  # captured number of requests, option + 1
         self.level = 1.0
         self._count = PRIOR  # rounds that the level is made of
@@ -99,8 +104,19 @@ class RoundSizes:
             self._held = LEAST_ROUNDS
         return None if known == 0 else self.options[known - 1]
 
-    def learn(self, option: SizeOption, num_requests: int, num_tokens: int, seconds: float | None) -> None:
-        """What a round brought to all of its requests; how long it took, where that is known."""
+    def option_of(self, budget: Budget) -> SizeOption | None:
+        return next((option for option in self.options if option.budget == budget), None)
+
+    def learn(
+        self,
+        option: SizeOption,
+        num_requests: int,
+        num_tokens: int,
+        seconds: float | None,
+        captured: int | None = None,
+    ) -> None:
+        """What a round brought to all of its requests; how long it took, where that is known. `captured`: the number of
+        requests that it was captured for, where that is not the next one."""
         self._held -= 1
         self._num_rests = 0
         seen = (num_tokens / num_requests - 1.0) / option.gain
@@ -108,7 +124,7 @@ class RoundSizes:
         self.level += num_requests / self._count * (seen - self.level)
         if self._count >= WINDOW:
             self._patience = PATIENCE
-        self._learn_time(num_requests, 1 + self.options.index(option), seconds, TOO_LONG)
+        self._learn_time(captured or num_requests, 1 + self.options.index(option), seconds, TOO_LONG)
 
     def rest(self, num_requests: int, seconds: float | None) -> None:
         """A plain step was taken; how long it took, where that is known."""
@@ -134,8 +150,23 @@ class RoundSizes:
         """Tokens per second of one request, the slowest of so many."""
         slowest = max(0.0, 1.0 - SPREAD * _highest_of(bucket))
         tokens = [1.0, *(1.0 + slowest * option.gain * self.level for option in self.options)]
-        pairs = enumerate(zip(tokens, self._times[bucket], strict=True))
+        pairs = enumerate(zip(tokens, self._seconds(bucket), strict=True))
         return {i: count / seconds for i, (count, seconds) in pairs if seconds is not None}
+
+    def _seconds(self, bucket: int) -> list[float | None]:
+        """What each size takes; one that has not run for so many requests: as much longer than at the start as those
+        that have."""
+        times, first = self._times[bucket], self._first[bucket]
+        ratios = [
+            now / before
+            for place, (now, before) in enumerate(zip(times, first, strict=True))
+            if now is not None and before is not None and (bucket, place) in self._num_timed
+        ]
+        slowdown = min(MOST_SLOWDOWN, sum(ratios) / len(ratios)) if ratios else 1.0
+        return [
+            one if one is None or (bucket, place) in self._num_timed else slowdown * one
+            for place, one in enumerate(times)
+        ]
 
     def _best(self, bucket: int, known: int | None) -> int:
         speeds = self._speeds(bucket)
@@ -147,7 +178,7 @@ class RoundSizes:
         bucket = self._bucket(num_requests)
         if bucket is None or seconds is None:
             return
-        known = self._times[bucket][place]
+        known = self._seconds(bucket)[place]
         if known is not None and seconds < too_long * known:
             count = self._num_timed[bucket, place] = self._num_timed.get((bucket, place), 0) + 1
             self._times[bucket][place] = known + max(TIME_SHARE, 1 / (1 + count)) * (seconds - known)

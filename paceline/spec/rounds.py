@@ -31,6 +31,9 @@ class PendingRound(Protocol):
     def collect(self) -> RoundResult: ...  # waits for it; to be called once
 
 
+MUCH_SMALLER = 4  # a group that has a quarter of its requests left goes on in a size of its own
+
+
 class RoundSize(NamedTuple):
     """One captured size."""
 
@@ -41,6 +44,11 @@ class RoundSize(NamedTuple):
     @property
     def rows_each(self) -> int:
         return 1 + self.budget.num_nodes
+
+    def count_for(self, num_alive: int) -> int:
+        """The number of requests whose size a group of rounds has with so many of its requests left: its own, until
+        few are. A change takes as long as three rounds, and half as many requests save a twentieth of one."""
+        return self.num_requests if num_alive * MUCH_SMALLER > self.num_requests else num_alive
 
 
 class DeviceRounds(Protocol):

@@ -61,16 +61,19 @@ class SizedRounds:
     def observe(self, step: StepContext) -> None:
         """After every pass of which the proposer is told."""
         self._load = max(1, step.load)
-        if step.drafted is None:
+        size = self.rounds.current_size
+        if step.drafted is None or size is None:
             self._noted_s = None
             return
+        self._load = size.count_for(self._load)
         now, before = time.perf_counter(), self._noted_s
         self._noted_s, self._rested_s = now, None
-        sizes, count = self._sizes, len(step.passes)
-        option = None if sizes is None else sizes.choose(count)
+        sizes = self._sizes
+        option = None if sizes is None else sizes.option_of(size.budget)
         if sizes is not None and option is not None:
             num_tokens = sum(len(seen.new_token_ids) for seen in step.passes)
-            sizes.learn(option, count, num_tokens, None if before is None else now - before)
+            seconds = None if before is None else now - before
+            sizes.learn(option, len(step.passes), num_tokens, seconds, captured=size.num_requests)
 
     def within_size(self, budgets: Sequence[Budget]) -> Sequence[Budget]:
         """By price: the first drafts of requests that go on in rounds are as large as those of the rounds."""

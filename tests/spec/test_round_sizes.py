@@ -4,7 +4,9 @@ import itertools
 
 import pytest
 
+from paceline.spec.proposer import Budget
 from paceline.spec.round_sizes import LEAST_ROUNDS, OPTIONS, RoundSizes, SizeOption
+from paceline.spec.rounds import RoundSize
 
 SMALL, LARGE = SizeOption(2, 2, 1.0), SizeOption(15, 6, 2.0)
 ALONE, MANY = [1.0, 1.3, 1.4], [2.0, 3.3, 9.0]  # seconds of a plain pass, and of a round of each option
@@ -114,3 +116,16 @@ def test_the_first_times_of_a_size_count_more_than_later_ones() -> None:
     chosen = sizes()
     run(chosen, 1, 8, 1.0, {15: 2.8})
     assert chosen.speeds(1)["15 nodes"] == pytest.approx(3.0 / 2.8, rel=0.1)
+
+
+def test_what_has_not_run_is_slowed_down_as_much_as_what_has() -> None:
+    """Otherwise each size would be tried in turn, because at the start all look faster than they are."""
+    chosen = RoundSizes({1: [1.0, 1.3, 1.4]}, (SizeOption(2, 2, 1.0), SizeOption(15, 6, 1.35)))
+    assert chosen.choose(1) == SizeOption(15, 6, 1.35)  # 2.35 / 1.4 against 2 / 1.3
+    taken = run(chosen, 1, 400, 1.0, {0: 1.2, 2: 1.3 * 1.2, 15: 1.4 * 1.2})
+    assert set(taken) == {15}
+
+
+def test_a_group_keeps_its_size_until_few_of_its_requests_are_left() -> None:
+    size = RoundSize(8, Budget(2, 2), 24)
+    assert [size.count_for(alive) for alive in (8, 5, 3, 2, 1)] == [8, 8, 8, 2, 1]
