@@ -23,7 +23,6 @@ from paceline.engine.core import EngineCore
 from paceline.engine.job import Job
 from paceline.engine.processor import Prompt
 from paceline.errors import EngineDeadError, InvalidOptionError, InvalidRequestError, PacelineError
-from paceline.llm.arrivals import Arrivals
 from paceline.llm.delivery import Delivery
 from paceline.llm.output_stream import News, OutputStream, post
 from paceline.llm.step_watch import StepWatch
@@ -52,7 +51,6 @@ class AsyncLLM:
         self.on_death = on_death
         self._commands: queue.SimpleQueue[Callable[[EngineCore], None] | None] = queue.SimpleQueue()
         self._streams: dict[str, OutputStream] = {}
-        self._arrivals = Arrivals()
         self._delivery = Delivery(self._news)
         self._calls: set[Future[Any]] = set()  # of `call_engine`, not answered yet
         self._ids = itertools.count()
@@ -285,12 +283,9 @@ class AsyncLLM:
     def _take_commands(self, core: EngineCore) -> bool:
         """Carry out what callers asked for, waiting when there is nothing to compute. False: shut down."""
         while True:
-            is_idle = self._paused or not core.has_requests
-            wait_s = None if is_idle else self._arrivals.wait_s()
             try:
-                command = self._commands.get(block=wait_s != 0.0, timeout=wait_s)
+                command = self._commands.get(block=self._paused or not core.has_requests)
             except queue.Empty:
-                self._arrivals.begin_step()
                 return True
             if command is None:
                 return False
@@ -299,7 +294,6 @@ class AsyncLLM:
     def _admit(self, core: EngineCore, stream: OutputStream) -> None:
         try:
             stream.job.start(core)
-            self._arrivals.note()
             self._delivery.follow(stream)
             if stream.job.finished:  # it was resumed after its last token
                 self._delivery.tell(stream)
