@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 HOST_S = 4e-4  # of Python between two passes, as an engine has it
 PASSES = 48  # of one way in one turn: a time slice is a few passes long
-BUSY = "while True: pass"
+BUSY = """
+import os
+parent = os.getppid()
+while os.getppid() == parent:  # it ends with a doctor that is killed
+    sum(range(100_000))
+"""
 
 
 def waiting(model: "LoadedModel", context: int, rounds: int) -> list[dict[str, Any]]:
