@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from serve_client import Answer, stream
+from serve_client import accepts, all_answers
 
 from paceline.bench.workloads.workload import take
 
@@ -35,35 +35,13 @@ def running(verb: Sequence[str], options: Sequence[str], log: Path) -> Iterator[
         process = subprocess.Popen(command, stdout=sink, stderr=sink)
     try:
         deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not _accepts(port):
+        while not accepts(port):
             assert process.poll() is None and time.monotonic() < deadline_s, log.read_text()[-2000:]
             time.sleep(0.2)
         yield port
     finally:
         process.terminate()
         process.wait(60)
-
-
-def _accepts(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
-
-
-async def tokens_per_s(port: int, bodies: Sequence[dict[str, Any]], num_streams: int) -> float:
-    queue, answers = list(bodies), list[Answer]()
-
-    async def client() -> None:
-        while queue:
-            answers.append(await stream(port, queue.pop(0)))
-
-    begin_s = time.perf_counter()
-    await asyncio.gather(*(client() for _ in range(num_streams)))
-    seconds = time.perf_counter() - begin_s
-    assert all(answer.ended == "length" for answer in answers), [answer.ended for answer in answers]
-    return sum(answer.num_tokens for answer in answers) / seconds
 
 
 def server(args: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
@@ -88,7 +66,7 @@ async def _in_turns(
     found: dict[str, list[float]] = {name: [] for name in ports}
     for number in range(args.rounds + 1):
         for name in sorted(ports, reverse=number % 2 == 0):
-            rate = await tokens_per_s(ports[name], bodies, num_streams)
+            rate, _ = await all_answers(ports[name], bodies, num_streams)
             if number:
                 found[name].append(rate)
     ratios = [mine / theirs for mine, theirs in zip(found["cluster"], found["single"], strict=True)]

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from serve_client import Answer, refused, stream
+from serve_client import Answer, accepts, all_answers, refused, stream
 
 from paceline.bench.run.provenance import provenance
 from paceline.bench.run.summary import percentiles
@@ -104,16 +104,9 @@ class Server:
         with log.open("w") as sink:
             self.process = subprocess.Popen(command, stderr=sink)
         deadline = time.monotonic() + 180
-        while not self._accepts():
+        while not accepts(self.port):
             assert self.process.poll() is None and time.monotonic() < deadline, log.read_text()[-2000:]
             time.sleep(0.2)
-
-    def _accepts(self) -> bool:
-        try:
-            socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
-            return True
-        except OSError:
-            return False
 
     def rss_bytes(self) -> int:
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * 4096
@@ -138,24 +131,10 @@ async def cost(args: argparse.Namespace, offline: Offline, port: int, num_stream
     prompts = [prompt.text for prompt in take(args.workload, count)]
     requests = [{"prompt": text, "temperature": 0.0, "max_tokens": args.tokens, "ignore_eos": True} for text in prompts]
 
-    async def server_round() -> tuple[float, list[Answer]]:
-        queue = list(requests)
-        answers: list[Answer] = []
-
-        async def client() -> None:
-            while queue:
-                answers.append(await stream(port, queue.pop(0)))
-
-        begin_s = time.perf_counter()
-        await asyncio.gather(*(client() for _ in range(num_streams)))
-        seconds = time.perf_counter() - begin_s
-        assert all(answer.ended == "length" for answer in answers), [answer.ended for answer in answers]
-        return sum(answer.num_tokens for answer in answers) / seconds, answers
-
     rounds, measured = [], []
     for number in range(args.rounds + 1):
         alone = await asyncio.to_thread(offline.generate, requests, together=num_streams > 1)
-        served, answers = await server_round()
+        served, answers = await all_answers(port, requests, num_streams)
         if number:  # the first one warms caches and pages
             rounds.append((alone["num_tokens"] / alone["seconds"], served))
             measured += answers

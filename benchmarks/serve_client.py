@@ -5,7 +5,9 @@ Lines of a stream are kept as they come, with their times, and parsed once the s
 
 import asyncio
 import json
+import socket
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,6 +90,30 @@ async def stream(
     if answer.status == 200:
         answer.parse()
     return answer
+
+
+async def all_answers(port: int, bodies: Sequence[dict[str, Any]], num_streams: int) -> tuple[float, list[Answer]]:
+    """So many clients until every body is answered, to its full length: tokens per second, and the answers."""
+    waiting, answers = list(bodies), list[Answer]()
+
+    async def client() -> None:
+        while waiting:
+            answers.append(await stream(port, waiting.pop(0)))
+
+    begin_s = time.perf_counter()
+    await asyncio.gather(*(client() for _ in range(num_streams)))
+    seconds = time.perf_counter() - begin_s
+    assert all(answer.ended == "length" for answer in answers), [answer.ended for answer in answers]
+    return sum(answer.num_tokens for answer in answers) / seconds, answers
+
+
+def accepts(port: int) -> bool:
+    """Does a server listen there?"""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 async def refused(port: int, raw: bytes) -> int:
