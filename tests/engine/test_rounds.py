@@ -83,20 +83,28 @@ def assert_same_trees(seen: Seen, expected: Seen, max_depth: int) -> None:
             assert found == expected[name, start]
 
 
+def seen_in_rounds(
+    config: dict[str, object], options: list[dict[str, Any]], count: int, *, max_tokens: int, max_depth: int
+) -> Seen:
+    """So many requests in rounds give the output of plain decoding, from the trees that are drafted without rounds."""
+    decoder = small_decoder()
+    plain = run_all(toy_core(None, decoder=decoder), asked(options, count, max_tokens=max_tokens))
+    stepwise, core = without_rounds(with_rounds(config, decoder)), with_rounds(config, decoder)
+    expected, seen = watch(stepwise), watch(core)
+    assert run_all(stepwise, asked(options, count, max_tokens=max_tokens)) == plain
+    assert run_all(core, asked(options, count, max_tokens=max_tokens)) == plain
+    assert core.clock.num_ahead >= core.clock.num_steps // 2, "meant to run in rounds"
+    assert_same_trees(seen, expected, max_depth)
+    return seen
+
+
 @pytest.mark.parametrize("options", [[PLAIN], [HOT], [HOT, WARM, PLAIN]], ids=["greedy", "hot", "mixed"])
 @pytest.mark.parametrize("config", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("count", [1, 5])
 def test_rounds_give_the_output_of_plain_decoding_with_the_trees_that_are_drafted_without_them(
     on_device: None, config: dict[str, object], options: list[dict[str, Any]], count: int
 ) -> None:
-    decoder = small_decoder()
-    plain = run_all(toy_core(None, decoder=decoder), asked(options, count, max_tokens=40))
-    stepwise, core = without_rounds(with_rounds(config, decoder)), with_rounds(config, decoder)
-    expected, seen = watch(stepwise), watch(core)
-    assert run_all(stepwise, asked(options, count, max_tokens=40)) == plain
-    assert run_all(core, asked(options, count, max_tokens=40)) == plain
-    assert core.clock.num_ahead >= core.clock.num_steps // 2, "meant to run in rounds"
-    assert_same_trees(seen, expected, max_depth=3)
+    seen = seen_in_rounds(config, options, count, max_tokens=40, max_depth=3)
     if HOT in options:
         assert sum(len(accepted) for _, _, accepted in seen.values()) > 5 * count, "meant to accept drafts"
     if HOT in options and config is TREE and count > 1:
@@ -107,14 +115,7 @@ def test_rounds_give_the_output_of_plain_decoding_with_the_trees_that_are_drafte
 @pytest.mark.parametrize("method", LOOKUPS)
 @pytest.mark.parametrize("count", [1, 5])
 def test_lookups_in_rounds_make_the_trees_of_the_host(method: str, options: list[dict[str, Any]], count: int) -> None:
-    decoder, config = small_decoder(), LOOKUPS[method]
-    plain = run_all(toy_core(None, decoder=decoder), asked(options, count, max_tokens=60))
-    stepwise, core = without_rounds(with_rounds(config, decoder)), with_rounds(config, decoder)
-    expected, seen = watch(stepwise), watch(core)
-    assert run_all(stepwise, asked(options, count, max_tokens=60)) == plain
-    assert run_all(core, asked(options, count, max_tokens=60)) == plain
-    assert core.clock.num_ahead >= core.clock.num_steps // 2, "meant to run in rounds"
-    assert_same_trees(seen, expected, max_depth=4)
+    seen = seen_in_rounds(LOOKUPS[method], options, count, max_tokens=60, max_depth=4)
     if options == [PLAIN]:
         assert sum(len(accepted) for _, _, accepted in seen.values()) > 5 * count, "meant to accept drafts"
 
@@ -124,14 +125,7 @@ def test_lookups_in_rounds_make_the_trees_of_the_host(method: str, options: list
 def test_medusa_in_rounds_makes_the_trees_of_the_host(
     on_device: None, config: dict[str, object], options: list[dict[str, Any]]
 ) -> None:
-    decoder = small_decoder()
-    plain = run_all(toy_core(None, decoder=decoder), asked(options, 5, max_tokens=30))
-    stepwise, core = without_rounds(with_rounds(config, decoder)), with_rounds(config, decoder)
-    expected, seen = watch(stepwise), watch(core)
-    assert run_all(stepwise, asked(options, 5, max_tokens=30)) == plain
-    assert run_all(core, asked(options, 5, max_tokens=30)) == plain
-    assert core.clock.num_ahead >= core.clock.num_steps // 2, "meant to run in rounds"
-    assert_same_trees(seen, expected, max_depth=3)
+    seen = seen_in_rounds(config, options, 5, max_tokens=30, max_depth=3)
     if HOT in options:
         assert sum(len(accepted) for _, _, accepted in seen.values()) > 15, "meant to accept drafts"
 
@@ -141,14 +135,7 @@ def test_medusa_in_rounds_makes_the_trees_of_the_host(
 def test_the_targets_own_layers_draft_in_rounds_what_they_draft_on_the_host(
     config: dict[str, object], options: list[dict[str, Any]]
 ) -> None:
-    decoder = small_decoder()
-    plain = run_all(toy_core(None, decoder=decoder), asked(options, 5, max_tokens=30))
-    stepwise, core = without_rounds(with_rounds(config, decoder)), with_rounds(config, decoder)
-    expected, seen = watch(stepwise), watch(core)
-    assert run_all(stepwise, asked(options, 5, max_tokens=30)) == plain
-    assert run_all(core, asked(options, 5, max_tokens=30)) == plain
-    assert core.clock.num_ahead >= core.clock.num_steps // 2, "meant to run in rounds"
-    assert_same_trees(seen, expected, max_depth=4)
+    seen = seen_in_rounds(config, options, 5, max_tokens=30, max_depth=4)
     assert sum(len(accepted) for _, _, accepted in seen.values()) > 15, "meant to accept drafts"
 
 
