@@ -1,8 +1,8 @@
 """Which members `auto` asks: the cheap ones always, an expensive one only as long as it gains time.
 
-A member that reads logits or hidden states takes time for every row or level: it is expensive, and must gain more than
-that. Its profit in a step is what the tokens that it brought would have cost plainly, less the rows of its own nodes,
-less its own time, all as measured.
+A member that reads logits or hidden states, or writes KV while it drafts, takes time for every row or level: it is
+expensive, and must gain more than that. Its profit in a step is what the tokens that it brought would have cost
+plainly, less the rows of its own nodes, less its own time, all as measured.
 
 Where the cheap members bring tokens of their own, a token costs less to begin with. A node that a cheap member or a
 more profitable one drafted too counts for that one: of two expensive members that draft the same, one is kept, not
@@ -57,7 +57,8 @@ FEWER = 4  # times fewer requests than in the last trial: a new trial begins at 
 # Share of a token's time that a level of drafting takes, about; how often the next token is drafted right, typically;
 # and the chance from which on a path is always continued.
 LEVEL_SHARE, NEXT_CHANCE, MOST_LIKELY = 0.08, 0.7, 0.7
-TRIAL_SHARE = 0.005  # of the elapsed time: the most that losing trials may take
+# Of the elapsed time: what losing trials may take; and the most, where even the longest pause is too short for that.
+TRIAL_SHARE, MOST_TRIAL_SHARE = 0.005, 0.01
 
 
 @dataclass(slots=True)
@@ -117,7 +118,7 @@ class MemberChoice(Usefulness):
         self.expensive = {
             name: ExpensiveMember()
             for name, member in members.items()
-            if member.needs.logits or member.needs.hidden_layers
+            if member.needs.logits or member.needs.hidden_layers or member.needs.lookahead_slots
         }
         self._cheap_needs = union([member.needs for name, member in members.items() if name not in self.expensive])
         self._needs_of = {name: members[name].needs for name in self.expensive}
@@ -407,7 +408,9 @@ class MemberChoice(Usefulness):
 
     def _skip_for(self, member: ExpensiveMember, pause: int) -> None:
         """For at least `pause` steps, and for so long that what it lost is a small share of their time."""
+        longest = LONGEST_PAUSE
         if member.state != "pays" and self._step_s:
             pause = max(pause, int(member.lost_s / (TRIAL_SHARE * self._step_s)))
+            longest = max(longest, int(member.lost_s / (MOST_TRIAL_SHARE * self._step_s)))
         member.begin("skipped")
-        member.next_trial = self._step + min(LONGEST_PAUSE, pause)
+        member.next_trial = self._step + min(longest, pause)

@@ -32,7 +32,7 @@ class ToyChatTokenizer(ToyTokenizer):
 def toy() -> Iterator[Running]:
     model = LoadedModel("toy", Path("."), ToyDecoder.config, ToyDecoder(), ToyChatTokenizer(), "toy")  # type: ignore[arg-type]
     options = {"max_num_seqs": 8, "num_kv_blocks": 64, "block_size": 16, "max_num_batched_tokens": 64}
-    llm = AsyncLLM(model, {"method": "ngram"}, **options)
+    llm = AsyncLLM(model, {"method": "ngram", "node_budget": 4}, **options)
     backend = OverAsyncLLM(llm, METHODS)
     with running(backend, drain_timeout_s=1) as handle:  # type: ignore[arg-type]
         yield handle
@@ -174,7 +174,7 @@ def test_hanging_up_gives_the_kv_back(toy: Running) -> None:
 
 def test_the_default_model_answers_as_it_does_offline(smollm2_float32: LoadedModel) -> None:
     options: dict[str, Any] = {"kv_cache_memory_bytes": 64 << 20, "max_model_len": 512}
-    llm = AsyncLLM(smollm2_float32, {"method": "ngram"}, **options)
+    llm = AsyncLLM(smollm2_float32, {"method": "ngram", "node_budget": 4}, **options)
     body = {"messages": [{"role": "user", "content": "Say: one two three, one two three."}], "temperature": 0}
     body |= {"max_tokens": 24, "return_token_sources": True}
     backend = OverAsyncLLM(llm, METHODS)
