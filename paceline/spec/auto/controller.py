@@ -29,6 +29,7 @@ from paceline.lab.expected import reach_probabilities
 from paceline.lab.live_pass_cost import PassCostModel
 from paceline.spec.auto.cost import calibrate
 from paceline.spec.auto.members import TRIAL_REQUESTS, MemberChoice
+from paceline.spec.auto.reasons import Inequality, Reason
 from paceline.spec.auto.repeat_watch import RepeatWatch
 from paceline.spec.auto.select import Selection, above_bar, path_chances, select, shifted, whole
 from paceline.spec.engine_parts import EngineParts
@@ -143,6 +144,7 @@ class AutoProposer(Proposer):
         self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0, "tried_at_a_loss": 0}
         self._own_s = self._step_own_s = 0.0  # in all steps, and in the last one
         self._last: Selection | None = None
+        self._cheap_judged = Inequality()  # per request and step in which the cheap members are asked for it
         self._num_requests = 0  # in the batch, when it was last evaluated
         self._reasons: Counter[str] = Counter()  # reason -> steps
 
@@ -249,7 +251,7 @@ class AutoProposer(Proposer):
             "trust": self._trust,
             "shared_bias": self._shared_bias,
             "pass_cost_s": self.cost.table(),
-            "members": self.choice.report(),
+            "members": self.choice.report(self._cheap_reason(len(records), num_skipped)),
             "reasons": dict(self._reasons),
             "last_decision": self._reason(),
         }
@@ -512,7 +514,9 @@ class AutoProposer(Proposer):
             if choice.asks_expensive:
                 self._cheap_expected_next += gain
                 gain *= trust
-            self._judge(record, gain * token_s - len(nodes) * row_s)
+            rows_s = len(nodes) * row_s
+            self._cheap_judged.learn(VALUE_RATE, gain, rows_s + self._draft_s, token_s)
+            self._judge(record, gain * token_s - rows_s)
 
     def _judge(self, record: RequestRecord, saved_s: float) -> None:
         most_s = MAX_VALUE * self._draft_s
@@ -524,6 +528,20 @@ class AutoProposer(Proposer):
         pays = record.value_s > ASK_MARGIN * self._draft_s
         record.interval = 0 if pays else min(LONGEST_INTERVAL, max(1, 2 * record.interval))
         self._any_short = self._any_short or record.interval < REPEAT_INTERVAL
+
+    def _cheap_reason(self, num_requests: int, num_skipped: int) -> Reason:
+        """What decides about the cheap members."""
+        judged = self._cheap_judged
+        if not self._may_pay:
+            words = f"off, even copied text would not be worth its rows in a batch of {int(self._peak)}"
+            return Reason(judged, "off: best case < price", words)
+        is_used = self._typical_value_s > ASK_MARGIN * self._draft_s  # as for a new request
+        decision = "on" if is_used else "off"
+        if num_requests:
+            is_used = num_skipped < num_requests
+            decision = f"on for {num_requests - num_skipped} of {num_requests} requests" if is_used else "off"
+        num_cheap = len(self.drafters.members) - len(self.choice.expensive)
+        return judged.reason(decision, is_used, "gained" if num_cheap == 1 else "gained by the cheap ones")
 
     def _reason(self) -> str:
         last = self._last

@@ -66,7 +66,12 @@ def test_what_auto_decided_is_in_the_metrics_and_on_the_page() -> None:
     assert all('method="auto"' in line and 'decision="' in line and 'reason="' in line for line in counted)
     assert sum(float(line.split()[-1]) for line in counted) == decisions["steps"] > 0
     assert any('spec_decode_member_asked_total{member="suffix",method="auto",model_name="fake"}' in x for x in lines)
-    assert decisions["members"]["suffix"]["state"] == "cheap" and decisions["last_decision"]
+    suffix = decisions["members"]["suffix"]
+    assert suffix["state"] == "cheap" and decisions["last_decision"]
+    assert suffix["reason"].startswith("suffix: o") and suffix["decided"].split(":")[0] in ("on", "off")
+    shown = 'spec_decode_member_reason_info{member="suffix",method="auto",model_name="fake",reason="'
+    assert any(shown + suffix["decided"] in line for line in lines)
+    assert any("spec_decode_member_gain_tokens{" in line for line in lines)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
