@@ -110,7 +110,7 @@ def _decision_families(speculation: Mapping[str, Any], model: str) -> Sequence[M
     gain = _gauge("spec_decode_member_gain_tokens", "tokens that its drafts bring in a step", "method", "member")
     price = _gauge("spec_decode_member_price_tokens", "tokens that the time for them is worth", "method", "member")
     # The words with their numbers, which LLM.stats() and the page have, would be a new series each time.
-    reason = _gauge("spec_decode_member_reason_info", "1: what decided about it", "method", "member", "reason")
+    why = _gauge("spec_decode_member_reason_info", "1: what decided about it", "method", "member", "reason")
     own = _counter("spec_decode_decision_seconds_total", "time spent deciding", "method")
     for method, stats in speculation.items():
         made = stats.get("decisions")
@@ -125,9 +125,9 @@ def _decision_families(speculation: Mapping[str, Any], model: str) -> Sequence[M
             in_use.add_metric((model, method, member, figures["state"]), int(figures["asked"]))
             gain.add_metric((model, method, member), figures["gain_tokens"])
             price.add_metric((model, method, member), figures["price_tokens"])
-            reason.add_metric((model, method, member, figures["decided"]), 1)
+            why.add_metric((model, method, member, figures["decided"]), 1)
         own.add_metric((model, method), made["own_s"])
-    return steps, nodes, asked, in_use, gain, price, reason, own
+    return steps, nodes, asked, in_use, gain, price, why, own
 
 
 def _cache_family(config: Mapping[str, str], model: str) -> Metric:

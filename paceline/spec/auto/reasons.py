@@ -17,11 +17,12 @@ class Inequality:
     gain: float = 0.0  # tokens
     price_s: float = 0.0
     tokens_per_s: float = 0.0  # 0: nothing was judged so far
+    num_judged: int = 0  # steps, or requests' steps
 
     def learn(self, weight: float, gain: float, price_s: float, token_s: float) -> None:
         """`token_s`: what a token costs without the drafter."""
-        if not self.tokens_per_s:
-            weight = 1.0
+        self.num_judged += 1
+        weight = max(weight, 1.0 / self.num_judged)
         self.gain += weight * (gain - self.gain)
         self.price_s += weight * (price_s - self.price_s)
         self.tokens_per_s += weight * (1.0 / token_s - self.tokens_per_s)
@@ -41,7 +42,7 @@ class Inequality:
         sign = ">" if pays else "<"
         time = f"{1e3 * self.price_s:.1f} ms at {self.tokens_per_s:.0f} tok/s"
         sides = f"{self.gain:.2f} tokens {gained} {sign} {self.price:.2f} tokens' worth of time ({time})"
-        close = "" if is_used in (None, pays) else ": too close to change that"
+        close = "" if is_used in (None, pays) else ": not clear enough to change that"
         return Reason(self, f"{state}: gain {sign} price", f"{decision}, {sides}{close}")
 
 

@@ -21,7 +21,7 @@ def never(step: int) -> float:
 
 
 BAD: dict[str, dict[str, Any]] = {
-    "useless": {"accuracy": never, "confidence": 0.95},
+    "useless": {"accuracy": never, "confidence": 0.95, "call_s": 0.05 * PASS_S},
     "useless and reads logits": {"accuracy": never, "confidence": 0.95, "needs": LOGITS, "tell_s": 0.05 * PASS_S},
     "slow": {"accuracy": lambda step: 0.5, "confidence": 0.5, "call_s": 2 * PASS_S, "needs": SLOTS},
     "slow and often right": {"accuracy": lambda step: 0.8, "confidence": 0.8, "call_s": 3 * PASS_S, "needs": SLOTS},
@@ -87,7 +87,7 @@ def test_the_reasons_are_one_inequality_in_words() -> None:
     assert reason.words == "off, 0.31 tokens gained < 0.42 tokens' worth of time (1.9 ms at 221 tok/s)"
     assert reason.decided == "off: gain < price"
     close = judged.reason("on for 2 of 3 requests", True)
-    assert close.words.endswith("(1.9 ms at 221 tok/s): too close to change that")
+    assert close.words.endswith("(1.9 ms at 221 tok/s): not clear enough to change that")
     assert close.decided == "on: gain < price"
 
 
