@@ -7,7 +7,9 @@ ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "paceline" / "spec" / "auto"
 PAGE = (ROOT / "docs" / "auto.md").read_text(encoding="utf-8")
 # Not choices: texts, empty values and what follows from other constants.
-NOT_CHOICES = set(["NO_REQUESTS", "NO_BUDGET", "UNJUDGED", "ASKED", "DECISIONS", "GOOD_TOKENS", "COPIED_TOKENS", "CANNOT_BUILD"])
+NOT_CHOICES = {
+    *("NO_REQUESTS", "NO_BUDGET", "UNJUDGED", "ASKED", "DECISIONS", "GOOD_TOKENS", "COPIED_TOKENS", "CANNOT_BUILD"),
+}
 
 
 def constants() -> set[str]:
