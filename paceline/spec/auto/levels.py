@@ -13,8 +13,8 @@ NEWEST = 0.15  # weight of the newest step in averages: as of the value of a req
 
 @dataclass(slots=True)
 class Levels:
+    most: int
     count: int = 1
-    most: int = 128
     _chance: float = 0.0  # of a whole path, with `count` levels
     _level_s: float = 0.0  # of one level, for all requests
     _num_judged: int = 0  # steps with `count` levels

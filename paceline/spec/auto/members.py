@@ -151,8 +151,8 @@ class MemberChoice(Usefulness):
         self._cheap_needs = union([member.needs for name, member in members.items() if name not in self.expensive])
         self._needs_of = {name: members[name].needs for name in self.expensive}
         for name, member in self.expensive.items():
-            if self._needs_of[name].lookahead_slots:
-                member.levels = Levels()
+            if self._needs_of[name].lookahead_slots:  # as many as a path may have tokens
+                member.levels = Levels(self._needs_of[name].lookahead_slots)
         # Those that stop where a path is no longer likely. One that samples its drafts must not: it would bias them.
         self._stoppable = {name for name in self.expensive if members[name].keeps_min_prob}
         self.min_probs = (0.0, 0.0)  # Budget's: of a path worth its row, and of one worth another level
@@ -265,7 +265,7 @@ class MemberChoice(Usefulness):
                 member.num_to_observe -= num_steps
                 if member.num_to_observe <= 0:
                     member.begin("trial")
-                    member.levels = None if member.levels is None else Levels()
+                    member.levels = None if member.levels is None else Levels(member.levels.most)
                     member.profit_s, member.spread, member.tried_with = 0.0, 0.0, num_requests
             has_trial = has_trial or member.state == "trial"
             pays = pays or member.state == "pays"

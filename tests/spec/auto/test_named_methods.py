@@ -66,6 +66,8 @@ def test_a_model_drafts_as_many_levels_as_pay(
     world.run(proposer, 300)
     speedup = world.run(proposer, 700)
     assert set(drafter.depths[-5:]) <= levels
+    state = proposer.choice.expensive["recycling"].levels
+    assert state is not None and state.count <= state.most == SLOTS.lookahead_slots
     assert speedup > {0.45: 1.1, 0.05: 2.0, 1.2: 0.97}[level_share]
 
 
