@@ -45,7 +45,7 @@ class Simulation:
         self._rng, self.num_admitted = random.Random(0), 0
         self._truth: dict[str, list[int]] = {}
         self._running: list[Request] = []
-        self._drafts: dict[str, DraftTree] = {}
+        self.drafts: dict[str, DraftTree] = {}
         self.num_skipped = 0
         self._is_skipped = False
 
@@ -82,7 +82,7 @@ class Simulation:
         """As spec/speculator.py does it."""
         if not self._is_skipped or step.gone:
             proposer.observe(step)
-        self._drafts = {}
+        self.drafts = {}
         self._is_skipped = proposer.skips_next_step()
         if self._is_skipped:
             proposer.skip_step()
@@ -91,7 +91,7 @@ class Simulation:
         if not step.requests:
             return
         trees = proposer.propose(step, [Budget(24, 16)] * len(step.requests))
-        self._drafts = {one.request_id: tree for one, tree in zip(step.requests, trees, strict=True)}
+        self.drafts = {one.request_id: tree for one, tree in zip(step.requests, trees, strict=True)}
 
     def _admit(self) -> None:
         name, self.num_admitted = f"{self.num_admitted}", self.num_admitted + 1
@@ -101,7 +101,7 @@ class Simulation:
         self._running.append(request)
 
     def _verify(self, request: Request, first: int) -> RequestPass:
-        tree = self._drafts.get(request.request_id, DraftTree())
+        tree = self.drafts.get(request.request_id, DraftTree())
         accepted: list[int] = []
         for token in self.future(request, 20)[:-1]:
             child = tree.children()[accepted[-1] if accepted else -1].get(token)

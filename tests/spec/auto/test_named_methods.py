@@ -136,3 +136,16 @@ def test_a_method_by_price_writes_what_plain_decoding_writes(method: str, temper
     stats = core.speculator.stats()[method]
     assert stats["size"].startswith("by price, at most ")
     assert all(figures["reason"].startswith(name) for name, figures in stats["decisions"]["members"].items())
+
+
+def test_trees_that_mean_nothing_in_part_are_offered_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though hardly any of their nodes is worth its row: `lookahead`'s window needs all of them computed."""
+    world = Simulation()
+    drafter = Planted(world, accuracy=lambda step: 0.05, confidence=0.01, needs=LOGITS)
+    drafter.keeps_whole = True
+    proposer = alone_by_price(monkeypatch, world, drafter)
+    sizes = []
+    for _ in range(120):
+        world.run(proposer, 1)
+        sizes += [len(tree) for tree in world.drafts.values()]
+    assert set(sizes) == {0, drafter.length}
