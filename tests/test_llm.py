@@ -22,7 +22,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=8)
 
 @pytest.fixture(scope="module")
 def llm(smollm2_float32: LoadedModel) -> LLM:
-    return LLM(smollm2_float32, {"method": "ngram"}, **SMALL)
+    return LLM(smollm2_float32, {"method": "ngram", "node_budget": 4}, **SMALL)
 
 
 def test_every_name_in_all_exists() -> None:
@@ -189,7 +189,7 @@ def test_async_streams_run_together_and_can_be_cancelled(smollm2_float32: Loaded
         return text
 
     async def scenario() -> None:
-        with AsyncLLM(smollm2_float32, {"method": "ngram"}, **SMALL) as engine:
+        with AsyncLLM(smollm2_float32, {"method": "ngram", "node_budget": 4}, **SMALL) as engine:
             long = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
             endless = asyncio.create_task(_drain(engine, long))
             texts = await asyncio.gather(*(collect(engine, p) for p in ("The capital of France is", "Once upon a")))

@@ -143,6 +143,7 @@ def toy_core(
     decoder: Target | None = None,  # another model with VOCAB tokens
     sizes: Sequence[int] | None = None,  # passes padded to these draw their tokens (models/plain_passes.py)
     capture: Callable[[PassRoom], PaddedDecoder] | None = None,  # as LoadedModel.capture
+    by_price: bool = False,  # as Speculator's
 ) -> EngineCore:
     decoder = decoder or ToyDecoder(sharpness)
     kv_cache = allocate_kv(decoder.config, num_blocks * block_size, decoder.dtype, decoder.device)
@@ -164,7 +165,7 @@ def toy_core(
         tokenizer=ToyTokenizer(),
         max_num_seqs=max_num_seqs,
     )
-    speculator = Speculator(speculative, services)
+    speculator = Speculator(speculative, services, by_price=by_price)
     speculator.prepare()
     return EngineCore(
         decoder,

@@ -202,12 +202,13 @@ def _record(args: argparse.Namespace) -> int:
     from paceline.bench.run.backend import Sampling
     from paceline.bench.workloads.workload import take
     from paceline.llm import LLM
+    from paceline.spec.config.speculative_config import at_default_size
 
     sampling = Sampling(max_tokens=args.max_tokens, temperature=args.temperature)
     model: Any = args.model
     found = []
     for method in RECORDED_WITH:
-        llm = LLM(model, {"method": method}, **options.model_options(args) | {"max_num_seqs": 1})
+        llm = LLM(model, at_default_size({"method": method}), **options.model_options(args) | {"max_num_seqs": 1})
         model = llm.engine.model
         found.append(record(llm, take(args.workload, args.requests), sampling))
     recorded = [joined(all_of) for all_of in zip(*found, strict=True)]

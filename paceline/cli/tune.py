@@ -110,8 +110,9 @@ def _explain_tree(record: dict[str, Any]) -> None:
 
 def _llm(args: argparse.Namespace, method: str) -> "LLM":
     from paceline.llm import LLM
+    from paceline.spec.config.speculative_config import at_default_size
 
-    return LLM(args.model, {"method": method}, **options.model_options(args))
+    return LLM(args.model, at_default_size({"method": method}), **options.model_options(args))
 
 
 def _tune_layers(args: argparse.Namespace) -> int:

@@ -87,7 +87,8 @@ def build_engine(
         tokenizer=loaded.tokenizer,
         max_num_seqs=config.max_num_seqs,
     )
-    speculator = make_speculator(speculative, services, may_fall_back=may_fall_back)
+    # Where passes are captured only rounds pay, and those take their sizes by price already.
+    speculator = make_speculator(speculative, services, may_fall_back=may_fall_back, by_price=captured is None)
     if captured is not None:
         prepare(captured, speculator.needs.hidden_layers)
         speculator.prepare()
@@ -146,10 +147,12 @@ def pass_room(config: ResolvedConfig, kv_cache: Tensor) -> PassRoom:
     return PassRoom(kv_cache, config.block_size, max_blocks, config.max_num_seqs, config.max_num_batched_tokens)
 
 
-def make_speculator(config: SpeculativeConfig | None, services: EngineParts, *, may_fall_back: bool) -> Speculator:
+def make_speculator(
+    config: SpeculativeConfig | None, services: EngineParts, *, may_fall_back: bool, by_price: bool = False
+) -> Speculator:
     """`may_fall_back`: the user did not ask for this method, so where it cannot work the target decodes plainly."""
     try:
-        return Speculator(config, services)
+        return Speculator(config, services, by_price=by_price)
     except CANNOT_BUILD as error:
         if not may_fall_back or config is None:
             raise

@@ -107,7 +107,7 @@ def _check_lookahead(options: Mapping[str, Any]) -> None:
 
 
 PROPOSERS: dict[str, Method] = {
-    "none": Method("paceline.spec.baseline.none:NoProposer", "plain decoding", drafts=False),
+    "none": Method("paceline.spec.baseline.none:NoProposer", "plain decoding", drafts=False, priced=False),
     "ngram": Method(
         "paceline.spec.lookup.ngram:NgramProposer",
         "prompt lookup: copy what followed the last tokens where they stood before",
@@ -238,6 +238,7 @@ PROPOSERS: dict[str, Method] = {
         | {"members": Option(None, optional(_members), "names or configurations; without: all this target has")},
         derive=_share_size,
         per_request=False,  # it measures the model before anything runs
+        priced=False,  # it is what finds the price
         by_time=True,
     ),
     "oracle": Method(
@@ -252,6 +253,7 @@ PROPOSERS: dict[str, Method] = {
         },
         chain=lambda options: options["shape"] == "chain",
         per_request=False,
+        priced=False,
         told_by="sequences",
     ),
 }

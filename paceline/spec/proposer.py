@@ -103,6 +103,7 @@ class Proposer(ABC):
     """A drafting method in use: inherit from this, and write `propose` at least."""
 
     needs: Needs = Needs()  # in the next step: a property may change it from step to step
+    keeps_whole: bool = False  # its trees mean nothing in part: all of their nodes are verified, or none
     keeps_min_prob: bool = False  # it leaves out what is below `Budget.min_prob` and stops at `min_prob_to_extend`
 
     def __init__(self, services: EngineParts, largest: Budget) -> None:

@@ -23,6 +23,7 @@ from paceline.core.request import Request
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.errors import InvalidOptionError, PacelineError
+from paceline.spec.auto.controller import alone
 from paceline.spec.config.request_choice import PLAIN, Choice, choose
 from paceline.spec.config.speculative_config import SpeculativeConfig
 from paceline.spec.drafter_faults import DrafterFaults
@@ -36,7 +37,14 @@ logger = logging.getLogger("paceline")
 
 
 class Speculator:
-    def __init__(self, config: SpeculativeConfig | Mapping[str, Any] | None, services: EngineParts) -> None:
+    def __init__(
+        self,
+        config: SpeculativeConfig | Mapping[str, Any] | None,
+        services: EngineParts,
+        *,
+        by_price: bool = False,  # where the configuration gives no size: draft only what pays, with its method
+    ) -> None:
+        self._by_price = by_price
         self.config = SpeculativeConfig.parse(config)
         self._services = services
         self._proposers: dict[str, Proposer] = {}
@@ -211,9 +219,13 @@ class Speculator:
             for member, known in proposer.member_figures().items():
                 by_member = figures.setdefault(name, MethodStats().to_dict())["by_member"]
                 by_member.setdefault(member, DraftCounts().to_dict()).update(known)
+                if member == name:  # a method by itself, at the size that pays
+                    figures[name].update({key: known[key] for key in ("num_failures", "is_off") if key in known})
             decisions = proposer.report()
             if decisions:
                 figures.setdefault(name, MethodStats().to_dict())["decisions"] = decisions
+        if self._by_price and self.config is not None and self.config.node_budget:
+            figures.setdefault(self.config.method, MethodStats().to_dict())["size"] = self.config.size_chosen
         self._faults.add_to(figures)
         return figures
 
@@ -227,8 +239,16 @@ class Speculator:
                 if config is None or config.method != method:
                     config = SpeculativeConfig.parse({"method": method})
                 assert config is not None
-                self._proposers[method] = build_proposer(method, self._services, config.options)
+                self._proposers[method] = self._build(config)
             return self._proposers[method]
+
+    def _build(self, config: SpeculativeConfig) -> Proposer:
+        """A method whose size nobody chose is the only member of `auto`, and its size is what pays. Not one that a
+        request brings: what a pass costs is measured before the first one runs."""
+        if not self._by_price or config is not self.config or not config.sized_by_price:
+            return build_proposer(config.method, self._services, config.options)
+        largest = Budget(config.node_budget, config.num_speculative_tokens)
+        return alone(config, self._services, largest)
 
     def _choice(self, request: Request) -> Choice:
         chosen = self._choices.get(request.request_id)

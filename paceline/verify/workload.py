@@ -9,6 +9,7 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.core.structured import StructuredOutputsParams
 from paceline.llm import LLM
 from paceline.models.loader import LoadedModel
+from paceline.spec.config.speculative_config import at_default_size
 
 # Kinds of text that drafters find easy and hard; repetition makes lookups hit.
 PROMPTS = (
@@ -85,7 +86,8 @@ class Workload:
     def engine(self, speculative: Mapping[str, Any] | None = None, **options: Any) -> LLM:
         longest = max(map(len, self.prompts)) + self.max_tokens
         sizes = {"max_model_len": longest + 8, "kv_cache_memory_bytes": 256 << 20}
-        return LLM(self.model, speculative or {"method": "none"}, **(sizes | options))
+        config = at_default_size(speculative or {"method": "none"})  # drafts are to be verified, pay or not
+        return LLM(self.model, config, **(sizes | options))
 
     def run(self, llm: LLM, on_step: Callable[[int, int], None] | None = None) -> list[RequestOutput]:
         return llm.generate([prompt for prompt, _ in self.cases], self.params(), on_step=on_step)

@@ -44,7 +44,7 @@ async def beside_a_neighbour(engine: AsyncLLM, params: dict[str, Any]) -> BaseEx
 
 def run_beside(params: dict[str, Any], speculative: dict[str, Any] | None = None) -> BaseException | str:
     async def scenario() -> BaseException | str:
-        with AsyncLLM(toy_model(), speculative or {"method": "ngram"}, **SMALL) as engine:
+        with AsyncLLM(toy_model(), speculative or {"method": "ngram", "node_budget": 4}, **SMALL) as engine:
             return await beside_a_neighbour(engine, params)
 
     return asyncio.run(scenario())

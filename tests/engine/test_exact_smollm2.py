@@ -115,7 +115,7 @@ def test_oracle_trees_change_nothing_alone(make: Callable[..., LLM], truth: list
 
 @pytest.mark.parametrize("method", ["ngram", "oracle"])
 def test_forced_preemption_changes_nothing(make: Callable[..., LLM], truth: list[list[int]], method: str) -> None:
-    speculative = oracle(truth, make, 0.6, [3, 2, 1]) if method == "oracle" else {"method": "ngram"}
+    speculative = oracle(truth, make, 0.6, [3, 2, 1]) if method == "oracle" else {"method": "ngram", "node_budget": 4}
     small = {"block_size": 4, "num_kv_blocks": 40, "kv_cache_memory_bytes": None, "max_model_len": 160}
     llm = make(speculative, **small)
     preempted = 0

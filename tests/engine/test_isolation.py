@@ -308,7 +308,7 @@ def test_an_id_in_use_is_refused_and_its_owner_goes_on() -> None:
 
 def test_a_model_that_raises_ends_the_call_and_the_next_one_is_served() -> None:
     model = toy_model()
-    llm = LLM(model, {"method": "ngram"}, num_kv_blocks=16, block_size=16)
+    llm = LLM(model, {"method": "ngram", "node_budget": 4}, num_kv_blocks=16, block_size=16)
     params = SamplingParams(temperature=0.0, max_tokens=8)
     (before,) = llm.generate([[1, 2, 3]], params)
     forward = model.decoder.forward

@@ -15,6 +15,7 @@ from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.core.output_merger import OutputMerger
 from paceline.core.outputs import CompletionOutput, RequestOutput, RequestOutputKind
 from paceline.models.loader import LoadedModel
+from paceline.spec.config.speculative_config import at_default_size
 from tests.bench.toy_llm import toy_model
 from tests.toy import EOS, VOCAB, ToyDecoder, ToyTokenizer
 
@@ -52,7 +53,7 @@ def same(found: RequestOutput, expected: RequestOutput) -> None:
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("method", ["none", "ngram"])
 def test_deltas_add_up_to_the_whole_state(options: dict[str, Any], method: str) -> None:
-    llm = LLM(toy_model(), {"method": method}, **SMALL)
+    llm = LLM(toy_model(), at_default_size({"method": method}), **SMALL)
     asked = params(**options)
     (whole,) = llm.generate(PROMPT, asked)
     states = list(llm.stream(PROMPT, asked))
@@ -88,10 +89,10 @@ async def outputs_of(stream: AsyncIterator[RequestOutput], pause_s: float) -> li
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_a_slow_reader_misses_no_token(options: dict[str, Any]) -> None:
     asked = params(**options)
-    (whole,) = LLM(toy_model(), {"method": "ngram"}, **SMALL).generate(PROMPT, asked)
+    (whole,) = LLM(toy_model(), {"method": "ngram", "node_budget": 4}, **SMALL).generate(PROMPT, asked)
 
     async def scenario() -> None:
-        with AsyncLLM(toy_model(), {"method": "ngram"}, **SMALL) as llm:
+        with AsyncLLM(toy_model(), {"method": "ngram", "node_budget": 4}, **SMALL) as llm:
             for pause_s in (0.0, 0.01, 0.3):
                 deltas = await outputs_of(llm.generate(PROMPT, asked, output_kind=KINDS.DELTA), pause_s)
                 same(merge_outputs(deltas), whole)

@@ -104,7 +104,7 @@ def test_half_a_character_at_the_cut_is_neither_lost_nor_told_twice(seed: int) -
     options = SamplingParams(temperature=1.5, seed=seed, max_tokens=24, ignore_eos=True, stop=["é", "ab", "€"])
     whole = deltas(LLM(model, {"method": "none"}, **SMALL), options)
     tokens = [token for delta in whole for token in delta.outputs[0].token_ids]
-    llm = LLM(model, {"method": "ngram"}, **SMALL)
+    llm = LLM(model, {"method": "ngram", "node_budget": 4}, **SMALL)
     for cut in range(1, len(tokens)):
         told = "".join(delta.outputs[0].text for delta in whole if delta.outputs[0].offset < cut)
         rest = resume(llm, options, tokens[:cut]).outputs[0]
@@ -171,7 +171,7 @@ def test_streams_of_a_resumed_request_bring_what_is_new() -> None:
     tokens = whole.outputs[0].token_ids
 
     async def scenario() -> None:
-        with AsyncLLM(toy_model(), {"method": "ngram"}, **SMALL) as engine:
+        with AsyncLLM(toy_model(), {"method": "ngram", "node_budget": 4}, **SMALL) as engine:
             for kind in RequestOutputKind:
                 outputs = await collected(engine, tokens[:6], kind)
                 new = [token for output in outputs for token in output.outputs[0].token_ids]

@@ -38,7 +38,7 @@ LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(toy_model(), {"method": "ngram"}, **SMALL)
+    return LLM(toy_model(), {"method": "ngram", "node_budget": 4}, **SMALL)
 
 
 def test_log_probabilities_are_dictionaries_with_rank_and_text(llm: LLM) -> None:

@@ -106,6 +106,12 @@ class FakeBackend:
             "mean_acceptance_length": 1.6,
         }
         member = {"asked": True, "state": "cheap", "num_asked": 9, "seconds": 0.002}
+        member |= {
+            "gain_tokens": 0.9,
+            "price_tokens": 0.2,
+            "decided": "on: gain > price",
+            "reason": "a: on, 0.90 > 0.20",
+        }
         decisions = {
             "reasons": {"pays": 3, "too_expensive": 1},
             "drafted_nodes": 9,

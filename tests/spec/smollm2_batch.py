@@ -5,6 +5,7 @@ from typing import Any
 
 from paceline import LLM, SamplingParams
 from paceline.models.loader import LoadedModel
+from paceline.spec.config.speculative_config import SpeculativeConfig
 
 MAX_TOKENS = 16
 TEXTS = [
@@ -35,7 +36,9 @@ def batch(count: int) -> tuple[list[str], list[SamplingParams]]:
     return prompts, params
 
 
-def float32_llm(model: LoadedModel, speculative: dict[str, Any] | None = None, **options: Any) -> LLM:
+def float32_llm(
+    model: LoadedModel, speculative: dict[str, Any] | SpeculativeConfig | None = None, **options: Any
+) -> LLM:
     defaults: dict[str, Any] = {"kv_cache_memory_bytes": 300 << 20, "max_model_len": 512}
     return LLM(model, speculative or {"method": "none"}, **(defaults | options))
 

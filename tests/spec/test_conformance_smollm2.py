@@ -13,6 +13,7 @@ import pytest
 from paceline import LLM, SamplingParams, StructuredOutputsParams
 from paceline.errors import ModelLoadError
 from paceline.models.loader import LoadedModel
+from paceline.spec.config.speculative_config import at_default_size
 from paceline.spec.methods import PROPOSERS
 from tests.spec.smollm2_batch import as_dict, batch, float32_llm, tokens_of
 
@@ -71,9 +72,12 @@ def set_up(make: Callable[..., LLM], truth: list[list[int]]) -> Callable[..., Me
                 [*tokenizer.encode(text), *output] for text, output in zip(batch(32)[0], truth, strict=True)
             ]
         try:
-            return MethodUnderTest(method, make({"method": method, **told}, **options), is_trained=True)
+            return MethodUnderTest(
+                method, make(at_default_size({"method": method, **told}), **options), is_trained=True
+            )
         except ModelLoadError:  # no network of this kind is shipped for the model
-            return MethodUnderTest(method, make({"method": method, **row.example, **told}, **options), is_trained=False)
+            given = at_default_size({"method": method, **row.example, **told})
+            return MethodUnderTest(method, make(given, **options), is_trained=False)
 
     return build
 

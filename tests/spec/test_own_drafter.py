@@ -46,7 +46,11 @@ def test_the_suite_runs_every_method_of_the_table() -> None:
 
 
 def test_the_example_is_a_method_like_any_other(echo: str) -> None:
-    llm = LLM(toy_model(), {"method": "merge", "members": [{"method": echo, "echo_places": 3}, "ngram"]}, **LIMITS)
+    llm = LLM(
+        toy_model(),
+        {"method": "merge", "node_budget": 32, "members": [{"method": echo, "echo_places": 3}, "ngram"]},
+        **LIMITS,
+    )
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
     plain = LLM(toy_model(), {"method": "none"}, **LIMITS)
     answers = [engine.generate("abcabcabc", params)[0].outputs[0].token_ids for engine in (llm, plain)]

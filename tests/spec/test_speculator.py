@@ -2,15 +2,18 @@
 
 import importlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
+from paceline.spec.auto.controller import AutoProposer
+from paceline.spec.config.speculative_config import SpeculativeConfig, at_default_size
 from paceline.spec.methods import PROPOSERS
 from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, StepContext
 from paceline.spec.speculator import Speculator
-from tests.spec.replaying import request, speculator
+from tests.spec.replaying import SERVICES, request, speculator
 
 
 class Drowsy(Proposer):
@@ -103,3 +106,55 @@ def test_every_method_inherits_what_is_asked_of_it(method: str) -> None:
     """So no caller has to check whether a proposer has an attribute."""
     module, _, name = PROPOSERS[method].target.partition(":")
     assert issubclass(getattr(importlib.import_module(module), name), Proposer)
+
+
+@pytest.mark.parametrize(
+    ("given", "by_price"),
+    [
+        ({"method": "recycling"}, True),
+        ({"method": "merge", "members": ["ngram", {"method": "suffix", "suffix_decoding_max_spec_factor": 2.0}]}, True),
+        ({"method": "lookahead"}, True),
+        ({"method": "recycling", "node_budget": 12}, False),
+        ({"method": "recycling", "num_speculative_tokens": 3}, False),
+        ({"method": "merge", "members": ["ngram", {"method": "suffix", "node_budget": 4}]}, False),
+        ({"method": "lookahead", "window_size": 4}, False),
+        ({"method": "recycling", "rejection_sample_method": "multi_step"}, False),
+        ({"method": "draft_model", "num_draft_layers": 1, "draft_sampling": "sampled"}, False),
+        ({"method": "auto"}, False),
+        ({"method": "none"}, False),
+    ],
+    ids=str,
+)
+def test_a_size_that_is_given_is_kept_and_others_go_by_price(given: dict[str, Any], by_price: bool) -> None:
+    config = SpeculativeConfig.parse(given)
+    assert config is not None and config.sized_by_price == by_price
+    fixed = at_default_size(given)
+    assert not fixed.sized_by_price
+    assert (fixed.options, fixed.is_sized) == (config.options, config.is_sized)
+
+
+def test_an_engine_drafts_by_price_what_it_was_given_no_size_for() -> None:
+    priced = Speculator({"method": "suffix"}, SERVICES, by_price=True)
+    suffix = priced.proposers["suffix"]
+    assert isinstance(suffix, AutoProposer) and set(suffix.drafters.members) == {"suffix"}
+    assert priced.stats()["suffix"]["size"] == "by price, at most 16 nodes, depth 16"
+    kept = Speculator({"method": "suffix", "node_budget": 5}, SERVICES, by_price=True)
+    assert not isinstance(kept.proposers["suffix"], AutoProposer) and kept.max_nodes == 5
+    assert kept.stats()["suffix"]["size"] == "as given, 5 nodes, depth 16"
+    whole = Speculator({"method": "ngram", "rejection_sample_method": "rejection"}, SERVICES, by_price=True)
+    assert "whether it pays or not: the rule" in whole.stats()["ngram"]["size"]
+    assert not isinstance(Speculator({"method": "suffix"}, SERVICES).proposers["suffix"], AutoProposer)
+
+
+def test_the_members_and_the_record_of_merge_go_by_price_too() -> None:
+    credit = (("ngram", 0, 7, 1, 30.0, 40.0),)
+    spec = Speculator({"method": "merge", "members": ["ngram", "suffix"], "credit": credit}, SERVICES, by_price=True)
+    merged = spec.proposers["merge"]
+    assert isinstance(merged, AutoProposer) and set(merged.drafters.members) == {"ngram", "suffix"}
+    assert merged.drafters.credit.rows() == list(credit)
+
+
+def test_a_method_that_a_request_brings_has_its_default_size() -> None:
+    spec = Speculator({"method": "suffix"}, SERVICES, by_price=True)
+    spec.check_request(SamplingParams(speculative={"method": "ngram"}))
+    assert not isinstance(spec.proposers["ngram"], AutoProposer)

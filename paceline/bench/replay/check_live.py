@@ -6,6 +6,7 @@ from typing import Any
 from paceline.bench.replay.recording import Recorded
 from paceline.core.sampling_params import SamplingParams
 from paceline.llm import LLM
+from paceline.spec.config.speculative_config import at_default_size
 
 REPLAY_TOLERANCE = 0.03
 
@@ -18,7 +19,8 @@ def live_acceptance_length(
     **options: Any,
 ) -> tuple[float, Any]:
     """Tokens per pass, and the loaded model for the next call. Requests get the seeds they were recorded with."""
-    llm = LLM(model, config, max_num_seqs=concurrency, **options)
+    drafted = at_default_size(config or {"method": "none"})  # as the replay drafts, whether it pays or not
+    llm = LLM(model, drafted, max_num_seqs=concurrency, **options)
     params = [
         SamplingParams(
             temperature=one.temperature, max_tokens=len(one.output_token_ids), seed=one.seed, ignore_eos=True

@@ -107,6 +107,10 @@ def _decision_families(speculation: Mapping[str, Any], model: str) -> Sequence[M
     nodes = _counter("spec_decode_decision_nodes_total", "draft nodes, drafted and offered", "method", "kind")
     asked = _counter("spec_decode_member_asked_total", "steps in which a member was asked", "method", "member")
     in_use = _gauge("spec_decode_member_in_use", "1: the member is in use, by its state", "method", "member", "state")
+    gain = _gauge("spec_decode_member_gain_tokens", "tokens that its drafts bring in a step", "method", "member")
+    price = _gauge("spec_decode_member_price_tokens", "tokens that the time for them is worth", "method", "member")
+    # The words with their numbers, which LLM.stats() and the page have, would be a new series each time.
+    why = _gauge("spec_decode_member_reason_info", "1: what decided about it", "method", "member", "reason")
     own = _counter("spec_decode_decision_seconds_total", "time spent deciding", "method")
     for method, stats in speculation.items():
         made = stats.get("decisions")
@@ -119,8 +123,11 @@ def _decision_families(speculation: Mapping[str, Any], model: str) -> Sequence[M
         for member, figures in made["members"].items():
             asked.add_metric((model, method, member), figures["num_asked"])
             in_use.add_metric((model, method, member, figures["state"]), int(figures["asked"]))
+            gain.add_metric((model, method, member), figures["gain_tokens"])
+            price.add_metric((model, method, member), figures["price_tokens"])
+            why.add_metric((model, method, member, figures["decided"]), 1)
         own.add_metric((model, method), made["own_s"])
-    return steps, nodes, asked, in_use, own
+    return steps, nodes, asked, in_use, gain, price, why, own
 
 
 def _cache_family(config: Mapping[str, str], model: str) -> Metric:

@@ -29,9 +29,11 @@ from paceline.lab.expected import reach_probabilities
 from paceline.lab.live_pass_cost import PassCostModel
 from paceline.spec.auto.cost import calibrate
 from paceline.spec.auto.members import TRIAL_REQUESTS, MemberChoice
+from paceline.spec.auto.reasons import Inequality, Reason
 from paceline.spec.auto.repeat_watch import RepeatWatch
-from paceline.spec.auto.select import Selection, above_bar, path_chances, select, shifted
+from paceline.spec.auto.select import Selection, above_bar, path_chances, select, shifted, whole
 from paceline.spec.engine_parts import EngineParts
+from paceline.spec.merge.credit import Row
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 
 if TYPE_CHECKING:
@@ -97,6 +99,7 @@ class AutoProposer(Proposer):
         largest: Budget,
         *,
         members: "Sequence[SpeculativeConfig] | None" = None,  # None: all that this target has
+        credit: Sequence[Row] = (),  # what is known of them before anything runs
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         from paceline.spec.auto.default_members import (
@@ -107,8 +110,10 @@ class AutoProposer(Proposer):
         if members is None:
             self.drafters = default_drafters(services, largest)
         else:
-            self.drafters = MergeProposer(services, largest, members=members)
+            self.drafters = MergeProposer(services, largest, members=members, credit=credit)
         self.choice = self.drafters.usefulness = MemberChoice(self.drafters.members)
+        self._has_cheap = len(self.choice.expensive) < len(self.drafters.members)
+        self._keeps_whole = any(member.keeps_whole for member in self.drafters.members.values())
         self.clock = clock
         self.cost = PassCostModel(calibrate(services))
         self._records: dict[str, RequestRecord] = {}
@@ -117,7 +122,7 @@ class AutoProposer(Proposer):
         self._learn_s = 0.0  # of the last step
         self._idle_s = 0.0  # what observing a step takes where no cheap member was asked
         self._peak = 0.0  # most requests in a step, lately: a batch that is being refilled is not a small one
-        self._any_short = True  # is the interval of some request shorter than `REPEAT_INTERVAL`?
+        self._any_short = self._has_cheap  # is the interval of some request shorter than `REPEAT_INTERVAL`?
         self._num_cheap_asked = 0  # requests whose cheap members were asked in the last step
         # Requests in the batch -> what good drafts would save in a step, and whether good copies could pay.
         self._best_cases: dict[int, tuple[float, bool]] = {}
@@ -139,6 +144,7 @@ class AutoProposer(Proposer):
         self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0, "tried_at_a_loss": 0}
         self._own_s = self._step_own_s = 0.0  # in all steps, and in the last one
         self._last: Selection | None = None
+        self._cheap_judged = Inequality()  # per request and step in which the cheap members are asked for it
         self._num_requests = 0  # in the batch, when it was last evaluated
         self._reasons: Counter[str] = Counter()  # reason -> steps
 
@@ -200,7 +206,8 @@ class AutoProposer(Proposer):
             self._num_requests = max(num_running, len(requests))
             self._prepare(now - self._evaluated_step)
             self._evaluated_step = now
-        due = self._requests_to_ask(requests) if self._may_pay or now % LONGEST_INTERVAL == 0 else []
+        is_due = self._has_cheap and (self._may_pay or now % LONGEST_INTERVAL == 0)
+        due = self._requests_to_ask(requests) if is_due else []
         asked = due
         if self.choice.pays:
             asked = list(range(len(requests)))
@@ -244,7 +251,7 @@ class AutoProposer(Proposer):
             "trust": self._trust,
             "shared_bias": self._shared_bias,
             "pass_cost_s": self.cost.table(),
-            "members": self.choice.report(),
+            "members": self.choice.report(self._cheap_reason(len(records), num_skipped)),
             "reasons": dict(self._reasons),
             "last_decision": self._reason(),
         }
@@ -436,6 +443,10 @@ class AutoProposer(Proposer):
         else:
             kept = above_bar(chances, selection.bar)
             self._reasons["pays" if any(kept) else "nothing_drafted"] += 1
+        worth_it = kept  # by price
+        if self._keeps_whole:  # then whether to ask at all is the choice
+            selection = self._last = whole(selection, chances, self._num_requests, self.cost)
+            kept = selection.keep
         choice = self.choice
         if self._evaluates:
             self._expected, self._cheap_expected_next = selection.gain / max(trust, 1e-6), 0.0
@@ -444,12 +455,12 @@ class AutoProposer(Proposer):
                 choice.stop_at(selection.bar)
         now = self._totals["steps"] + 1
         num_drafted = num_offered = 0
-        for i, record, tree, keep in zip(asked, records, drafted, kept, strict=True):
+        for i, record, tree, keep, priced in zip(asked, records, drafted, kept, worth_it, strict=True):
             num_nodes, num_kept = len(tree.token_ids), len(keep)
             num_drafted += num_nodes
             num_offered += num_kept
             record.tree, record.drafted_in = tree, now
-            record.follow(num_kept)
+            record.follow(len(priced))
             # A tree sampled from a distribution of its own must not be pruned by what was drawn.
             if num_kept == num_nodes or tree.draft_probs is not None:
                 trees[i] = tree
@@ -475,6 +486,8 @@ class AutoProposer(Proposer):
                 return tried
         if selection.num_nodes:
             self._reasons["pays"] += 1
+        elif self._keeps_whole and any(chances):
+            self._reasons["probe"] += 1
         else:
             self._reasons["too_expensive" if any(chances) else "nothing_drafted"] += 1
         return selection
@@ -501,7 +514,9 @@ class AutoProposer(Proposer):
             if choice.asks_expensive:
                 self._cheap_expected_next += gain
                 gain *= trust
-            self._judge(record, gain * token_s - len(nodes) * row_s)
+            rows_s = len(nodes) * row_s
+            self._cheap_judged.learn(VALUE_RATE, gain, rows_s + self._draft_s, token_s)
+            self._judge(record, gain * token_s - rows_s)
 
     def _judge(self, record: RequestRecord, saved_s: float) -> None:
         most_s = MAX_VALUE * self._draft_s
@@ -514,6 +529,20 @@ class AutoProposer(Proposer):
         record.interval = 0 if pays else min(LONGEST_INTERVAL, max(1, 2 * record.interval))
         self._any_short = self._any_short or record.interval < REPEAT_INTERVAL
 
+    def _cheap_reason(self, num_requests: int, num_skipped: int) -> Reason:
+        """What decides about the cheap members."""
+        judged = self._cheap_judged
+        if not self._may_pay:
+            words = f"off, even copied text would not be worth its rows in a batch of {int(self._peak)}"
+            return Reason(judged, "off: best case < price", words)
+        is_used = self._typical_value_s > ASK_MARGIN * self._draft_s  # as for a new request
+        decision = "on" if is_used else "off"
+        if num_requests:
+            is_used = num_skipped < num_requests
+            decision = f"on for {num_requests - num_skipped} of {num_requests} requests" if is_used else "off"
+        num_cheap = len(self.drafters.members) - len(self.choice.expensive)
+        return judged.reason(decision, is_used, "gained" if num_cheap == 1 else "gained by the cheap ones")
+
     def _reason(self) -> str:
         last = self._last
         if last is None:
@@ -525,3 +554,10 @@ class AutoProposer(Proposer):
             f"{last.num_nodes} nodes for {batch}: {last.gain:.2f} more tokens for "
             f"{(last.pass_s / last.plain_s - 1):.0%} more time, {last.speedup:.2f}x"
         )
+
+
+def alone(config: "SpeculativeConfig", services: EngineParts, largest: Budget) -> AutoProposer:
+    """A method by itself, at the sizes that pay: the only member, or `merge`'s own members."""
+    if config.method == "merge":
+        return AutoProposer(services, largest, members=config.options["members"], credit=config.options["credit"])
+    return AutoProposer(services, largest, members=[config])

@@ -1,8 +1,8 @@
 """Which members `auto` asks: the cheap ones always, an expensive one only as long as it gains time.
 
-A member that reads logits or hidden states takes time for every row or level: it is expensive, and must gain more than
-that. Its profit in a step is what the tokens that it brought would have cost plainly, less the rows of its own nodes,
-less its own time, all as measured.
+A member that reads logits or hidden states, or writes KV while it drafts, takes time for every row or level: it is
+expensive, and must gain more than that. Its profit in a step is what the tokens that it brought would have cost
+plainly, less the rows of its own nodes, less its own time, all as measured.
 
 Where the cheap members bring tokens of their own, a token costs less to begin with. A node that a cheap member or a
 more profitable one drafted too counts for that one: of two expensive members that draft the same, one is kept, not
@@ -22,10 +22,12 @@ loses, the next one comes later, so that all trials together take a small share 
 
 import math
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from paceline.core.tree import DraftTree
+from paceline.spec.auto.levels import Levels
+from paceline.spec.auto.reasons import Inequality, Reason
 from paceline.spec.merge.usefulness import Usefulness
 from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, union
 
@@ -41,7 +43,9 @@ LONG_ENOUGH = 24  # steps after which too small a profit counts as a loss, where
 ENOUGH_CHEAP_TOKENS = 1.0  # accepted per request and step: an expensive member has little left to gain
 LEAST_STEPS = 4  # judged before any verdict
 NO_BUDGET = Budget(0, 0)
+UNJUDGED = Inequality().reason("on", True)
 ASKED = ("trial", "pays")  # states
+DECISIONS = {"skipped": "off", "observes": "off, trial soon", "trial": "on trial", "pays": "on"}  # and in words
 OBSERVE_STEPS = 12  # before a trial, for a member that was skipped
 WARM_UP_STEPS = 2  # of a trial, not judged
 PAYS_STEPS = 24.0  # evaluated ones, over which a member that pays is judged
@@ -57,7 +61,8 @@ FEWER = 4  # times fewer requests than in the last trial: a new trial begins at 
 # Share of a token's time that a level of drafting takes, about; how often the next token is drafted right, typically;
 # and the chance from which on a path is always continued.
 LEVEL_SHARE, NEXT_CHANCE, MOST_LIKELY = 0.08, 0.7, 0.7
-TRIAL_SHARE = 0.005  # of the elapsed time: the most that losing trials may take
+# Of the elapsed time: what losing trials may take; and the most, where even the longest pause is too short for that.
+TRIAL_SHARE, MOST_TRIAL_SHARE = 0.005, 0.01
 
 
 @dataclass(slots=True)
@@ -80,16 +85,29 @@ class ExpensiveMember:
     break_steps: int = FIRST_BREAK  # the next time that it observes instead of being skipped
     num_known: int = 0  # steps that the long-time profit comes from
     tried_with: int = 0  # requests in the batch of the last trial
+    judged: Inequality = field(default_factory=Inequality)  # both sides of the profit, for people to read
+    levels: Levels | None = None  # of a model, which runs once for every level
+    at_best: Inequality | None = None  # where even good drafts would not pay: that, instead
 
     @property
     def is_asked(self) -> bool:
         return self.state in ASKED
 
+    @property
+    def reason(self) -> Reason:
+        """What decided about it."""
+        if self.at_best is not None:
+            return self.at_best.reason("off", False, "at best")
+        return self.judged.reason(DECISIONS[self.state], None if self.state == "trial" else self.state == "pays")
+
     def begin(self, state: str) -> None:
         self.state, self.num_judged, self.num_skipped = state, 0, 0
 
-    def learn(self, profit_s: float) -> None:
+    def learn(self, gain: float, price_s: float, worth_s: float) -> None:
+        """What it brought in tokens, its time and its rows' time, and what a token costs without it."""
         weight = 1.0 / self._num_remembered
+        self.judged.learn(weight, gain, price_s, worth_s)
+        profit_s = gain * worth_s - price_s
         off_s = profit_s - self.profit_s
         self.profit_s += weight * off_s
         self.spread = (1.0 - weight) * (self.spread + weight * off_s * off_s)
@@ -109,6 +127,17 @@ class ExpensiveMember:
         return max(1.0, min(self.num_judged, TRIAL_STEPS if self.state == "trial" else PAYS_STEPS))
 
 
+class Brought(NamedTuple):
+    """By a member in a step."""
+
+    gain: float  # tokens
+    num_rows: int  # its nodes
+    row_s: float
+    cost_s: float  # its own time
+    worth_s: float  # what a token costs without it
+    deepest: float | None  # mean chance of the deepest nodes that it drafted
+
+
 class MemberChoice(Usefulness):
     """Takes the place of merge's own judgement, because the controller knows what rows and tokens cost."""
 
@@ -117,10 +146,13 @@ class MemberChoice(Usefulness):
         self.expensive = {
             name: ExpensiveMember()
             for name, member in members.items()
-            if member.needs.logits or member.needs.hidden_layers
+            if member.needs.logits or member.needs.hidden_layers or member.needs.lookahead_slots
         }
         self._cheap_needs = union([member.needs for name, member in members.items() if name not in self.expensive])
         self._needs_of = {name: members[name].needs for name in self.expensive}
+        for name, member in self.expensive.items():
+            if self._needs_of[name].lookahead_slots:  # as many as a path may have tokens
+                member.levels = Levels(self._needs_of[name].lookahead_slots)
         # Those that stop where a path is no longer likely. One that samples its drafts must not: it would bias them.
         self._stoppable = {name for name in self.expensive if members[name].keeps_min_prob}
         self.min_probs = (0.0, 0.0)  # Budget's: of a path worth its row, and of one worth another level
@@ -139,6 +171,9 @@ class MemberChoice(Usefulness):
         self.not_due: Set[int] = frozenset()  # positions of requests for which the cheap members are not asked now
         self._cheap_tokens = 0.0  # that the cheap members bring, per request and step
         self._cheap_nodes = 0.0  # and for how many nodes
+        self._deepest: dict[
+            str, float
+        ] = {}  # of those with levels: mean chance of a request's deepest node in this pass
         self._expected: dict[str, float] = {}  # expensive member -> tokens expected of its nodes in this pass
         self._order: list[str] = list(self.expensive)  # the expensive ones, the most profitable first
         self._only_cheap: dict[tuple[str, ...], bool] = {}  # a node's drafters -> none of them expensive
@@ -183,8 +218,9 @@ class MemberChoice(Usefulness):
         """Tokens that joined the output and that none but cheap members had drafted."""
         return sum([self.is_cheap(one.draft, node) for one in passes for node in one.accepted])
 
-    def report(self) -> dict[str, Any]:
-        """Member -> asked now or not, why, and its figures; for statistics and the server's page."""
+    def report(self, cheap: Reason = UNJUDGED) -> dict[str, Any]:
+        """Member -> asked now or not, why, and its figures; for statistics and the server's page. `cheap`: what decides
+        about the cheap ones, which are judged together, request by request."""
         figures: dict[str, Any] = {}
         for name, account in self.accounts.items():
             member = self.expensive.get(name)
@@ -196,6 +232,7 @@ class MemberChoice(Usefulness):
             }
             if member is not None:
                 figures[name]["profit_s_per_step"] = member.profit_s
+            figures[name] |= (cheap if member is None else member.reason).figures(name)
         return figures
 
     def begin_step(
@@ -213,7 +250,9 @@ class MemberChoice(Usefulness):
         for name, member in self.expensive.items():
             state = member.state
             at_best_s = best_saving_s - (member.cost_s or LEVEL_SHARE * one_row_s) * self._growth(num_requests)
+            member.at_best = None
             if at_best_s <= 0.0:
+                member.at_best = self._at_best(best_saving_s, at_best_s, num_requests)
                 if state != "skipped":
                     member.tried_with = num_requests
                     self._skip_for(member, FIRST_PAUSE)
@@ -226,6 +265,7 @@ class MemberChoice(Usefulness):
                 member.num_to_observe -= num_steps
                 if member.num_to_observe <= 0:
                     member.begin("trial")
+                    member.levels = None if member.levels is None else Levels(member.levels.most)
                     member.profit_s, member.spread, member.tried_with = 0.0, 0.0, num_requests
             has_trial = has_trial or member.state == "trial"
             pays = pays or member.state == "pays"
@@ -237,6 +277,11 @@ class MemberChoice(Usefulness):
         self.pays_alone = asked[0] if pays and len(asked) == 1 and asked[0] in self._stoppable else None
         self.is_settled, self.all_skipped = not has_trial, all_skipped
 
+    def _at_best(self, saving_s: float, profit_s: float, num_requests: int) -> Inequality:
+        """What good drafts would bring beyond their rows' time, and the drafter's own time."""
+        tokens_per_s = num_requests / self._step_s if self._step_s else 0.0
+        return Inequality(max(0.0, saving_s) * tokens_per_s, saving_s - profit_s, tokens_per_s)
+
     @staticmethod
     def _growth(num_requests: int) -> float:
         """How many times as long as a trial, with a few requests, drafting for so many takes, at least."""
@@ -247,6 +292,9 @@ class MemberChoice(Usefulness):
         expensive = self.expensive.get(member)
         if expensive is None and self.not_due:
             return [NO_BUDGET if i in self.not_due else budget for i, budget in enumerate(budgets)]
+        if expensive is not None and expensive.levels is not None:
+            most = expensive.levels.count
+            budgets = [budget._replace(max_depth=min(budget.max_depth, most)) for budget in budgets]
         if expensive is None or expensive.state != "trial":
             return budgets
         return [budget if i < TRIAL_REQUESTS else NO_BUDGET for i, budget in enumerate(budgets)]
@@ -285,8 +333,8 @@ class MemberChoice(Usefulness):
             if member.is_asked and name in self._asked:
                 found = num_tokens[name]
                 tokens = found + EXPECTED_SHARE * (self._expected.get(name, found) - found)
-                gain_s = GAIN_SHARE * worth_s * tokens - row_s * num_rows[name]
-                self._settle(member, gain_s, cost_s, token_s, max(1, len(passes)))
+                brought = Brought(GAIN_SHARE * tokens, num_rows[name], row_s, cost_s, worth_s, self._deepest.get(name))
+                self._settle(member, brought, token_s, max(1, len(passes)))
 
     def note(self, num_tokens: int, num_nodes: int, num_passes: int, step_s: float) -> None:
         """A step, the accepted tokens that the cheap members brought in it, and for how many nodes."""
@@ -310,6 +358,11 @@ class MemberChoice(Usefulness):
     ) -> None:
         """Accepted tokens expected of the nodes offered next, by the member that they count for."""
         self._expected = dict.fromkeys(self.expensive, 0.0)
+        self._deepest = {
+            name: _mean_deepest(name, trees, chances)
+            for name, member in self.expensive.items()
+            if member.levels is not None
+        }
         for tree, nodes, chance in zip(trees, keep, chances, strict=True):
             if tree.members is not None:
                 for node in nodes:
@@ -357,22 +410,26 @@ class MemberChoice(Usefulness):
                 if member.num_skipped >= MOST_SKIPPED:
                     self._stop_asking(member)
 
-    def _settle(self, member: ExpensiveMember, gain_s: float, cost_s: float, token_s: float, num_requests: int) -> None:
+    def _settle(self, member: ExpensiveMember, brought: Brought, token_s: float, num_requests: int) -> None:
         """A step's gain and cost. Those of a trial, with a few requests, are scaled to all requests."""
         on_trial = member.state == "trial"
-        growth, num_asked = self._growth(num_requests), num_requests
+        growth, num_asked, scale = self._growth(num_requests), num_requests, 1.0
+        gain, cost_s, worth_s = brought.gain, brought.cost_s, brought.worth_s
+        rows_s = brought.num_rows * brought.row_s
         if on_trial:
-            member.lost_s += cost_s - gain_s
+            member.lost_s += cost_s - (gain * worth_s - rows_s)
             if member.num_skipped < WARM_UP_STEPS:
                 member.num_skipped += 1
                 return
             member.least_s = min(member.least_s, cost_s)
             num_asked = min(num_requests, TRIAL_REQUESTS)
-            gain_s, cost_s = gain_s * num_requests / num_asked, cost_s * growth
+            scale, cost_s = num_requests / num_asked, cost_s * growth
         else:
             member.least_s = min(member.least_s, cost_s / growth)
+        if member.levels is not None and brought.deepest is not None:
+            member.levels.learn(brought.deepest, brought.cost_s, num_asked * brought.row_s, num_asked * worth_s)
         member.num_judged += 1
-        member.learn(gain_s - cost_s)
+        member.learn(scale * gain, scale * rows_s + cost_s, worth_s)
         if member.num_judged < LEAST_STEPS:
             return
         # The gain varies from step to step: for each request that was asked for, tokens are accepted or not.
@@ -407,7 +464,19 @@ class MemberChoice(Usefulness):
 
     def _skip_for(self, member: ExpensiveMember, pause: int) -> None:
         """For at least `pause` steps, and for so long that what it lost is a small share of their time."""
+        longest = LONGEST_PAUSE
         if member.state != "pays" and self._step_s:
             pause = max(pause, int(member.lost_s / (TRIAL_SHARE * self._step_s)))
+            longest = max(longest, int(member.lost_s / (MOST_TRIAL_SHARE * self._step_s)))
         member.begin("skipped")
-        member.next_trial = self._step + min(LONGEST_PAUSE, pause)
+        member.next_trial = self._step + min(longest, pause)
+
+
+def _mean_deepest(name: str, trees: Sequence[DraftTree], chances: Sequence[Sequence[float]]) -> float:
+    """Over the trees that it has a part in; the nodes of a path stand in order."""
+    found = []
+    for tree, chance in zip(trees, chances, strict=True):
+        own = [node for node, names in enumerate(tree.members or ()) if name in names]
+        if own:
+            found.append(chance[own[-1]])
+    return sum(found) / len(found) if found else 0.0

@@ -11,7 +11,7 @@ plain decoding. One sort and one walk decide for the batch.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.core.tree import DraftTree
 from paceline.lab.live_pass_cost import PassCostModel
@@ -106,6 +106,15 @@ def select(
     if pays:
         bar = min(bar, -ranked[best - 1][0])  # where further rows are expensive, nodes like those kept still pay
     return Selection(keep, gain, best, plain_s, best_s, speedup, token_s, loss_s, bar)
+
+
+def whole(priced: Selection, chances: Sequence[Sequence[float]], num_requests: int, cost: PassCostModel) -> Selection:
+    """All nodes, of trees that mean nothing in part; the bar stays."""
+    num_nodes, gain = sum([len(tree) for tree in chances]), sum([sum(tree) for tree in chances])
+    pass_s = cost.at(num_requests + num_nodes, num_requests)
+    speedup = (1.0 + gain / num_requests) * priced.plain_s / pass_s
+    keep = [list(range(len(tree))) for tree in chances]
+    return replace(priced, keep=keep, gain=gain, num_nodes=num_nodes, pass_s=pass_s, speedup=speedup)
 
 
 def above_bar(chances: Sequence[Sequence[float]], bar: float) -> list[list[int]]:

@@ -38,6 +38,7 @@ class Method:
     example: Mapping[str, Any] = field(default_factory=dict)  # options with which it drafts on any target
     told_by: str | None = None  # where it is told what to draft: an option of whole sequences, or a request's own key
     drafts: bool = True  # False: it is plain decoding
+    priced: bool = True  # without a size of the user's, an engine on a CPU drafts with it only as much as pays
     by_time: bool = False  # it decides by measured time, so what it drafts is not the same in two runs
 
     def default(self, option: str) -> Any:

@@ -8,7 +8,7 @@ The keys are vLLM's where it has one. A key that is unknown, or that belongs to 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
 from paceline.core.foreign_options import SPECULATIVE, take_foreign
@@ -34,6 +34,7 @@ class SpeculativeConfig:
     rejection_sample_method: str = "sample_match"
     rule_options: Mapping[str, Any] = field(default_factory=dict)  # of the rule: make_verifier(rule, **rule_options)
     is_sized: bool = True  # somebody chose a size
+    may_be_priced: bool = True  # False: the default size is wanted where nobody chose one (`at_default_size`)
 
     @staticmethod
     def parse(given: Union[Mapping[str, Any], str, "SpeculativeConfig", None]) -> "SpeculativeConfig | None":
@@ -61,8 +62,33 @@ class SpeculativeConfig:
         if row.cross_check is not None:
             row.cross_check(options)
         _check_rule(row, options, rule)
-        is_sized = any(given.get(key) is not None for key in SIZE_KEYS)
+        is_sized = _is_sized(given)
         return SpeculativeConfig(method, options, rule, rule_options, is_sized)
+
+    @property
+    def sized_by_price(self) -> bool:
+        """Nobody chose a size, and drafts may be cut: on a CPU the size that pays is taken (spec/auto)."""
+        return PROPOSERS[self.method].priced and self.may_be_priced and not self.is_sized and self._may_be_cut
+
+    @property
+    def _may_be_cut(self) -> bool:
+        """Some rules compare with the distribution that a draft was sampled from: which of its nodes are offered must
+        not depend on what was drawn."""
+        sampled = self.options.get("draft_sampling") == "sampled"
+        return self.rejection_sample_method == "sample_match" and not sampled
+
+    @property
+    def size_chosen(self) -> str:
+        """How the size of drafts is chosen on a CPU, for statistics."""
+        most = f"{self.node_budget} nodes, depth {self.num_speculative_tokens}"
+        if self.sized_by_price or self.method == "auto":
+            return f"by price, at most {most}"
+        if self.is_sized:
+            return f"as given, {most}"
+        why = "the rule or the sampling that was chosen needs whole drafts"
+        if not (PROPOSERS[self.method].priced and self.may_be_priced):
+            why = "sizes by price are not for this use"
+        return f"the default, {most}, whether it pays or not: {why}"
 
     @property
     def num_speculative_tokens(self) -> int:
@@ -73,6 +99,20 @@ class SpeculativeConfig:
     def node_budget(self) -> int:
         """The most nodes of a draft; 0 for plain decoding."""
         return int(self.options.get("node_budget", 0))
+
+
+def at_default_size(given: Mapping[str, Any] | SpeculativeConfig) -> SpeculativeConfig:
+    """The method at its default size, if nobody chose one: on a CPU too it is drafted whether it pays or not."""
+    config = SpeculativeConfig.parse(given)
+    assert config is not None
+    return replace(config, may_be_priced=False)
+
+
+def _is_sized(given: Mapping[str, Any]) -> bool:
+    """Did somebody choose a size, of all drafts or of one member's?"""
+    members = given.get("members")
+    own = [one for one in members if isinstance(one, Mapping)] if isinstance(members, list | tuple) else []
+    return any(one.get(key) is not None for one in (given, *own) for key in SIZE_KEYS)
 
 
 def method_row(method: str) -> Method:

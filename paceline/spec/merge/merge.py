@@ -257,6 +257,8 @@ class MergeProposer(Proposer):
         for parent, chance in zip(tree.parents, chances, strict=True):
             paths.append(chance if parent < 0 else chance * paths[parent])
         rated = DraftTree(tree.token_ids, tree.parents, members=[(name,)] * len(paths), confidence=chances)
+        if self.members[name].keeps_whole:
+            return rated
         return rated.keep(likeliest(paths, len(paths), MIN_CHANCE))
 
     def _select(self, candidates: Candidates, num_nodes: int) -> DraftTree:

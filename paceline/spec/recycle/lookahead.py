@@ -63,6 +63,7 @@ class Window:
 
 class LookaheadProposer(Proposer):
     needs = Needs(logits=True)
+    keeps_whole = True  # the window is computed by its own nodes
 
     def __init__(
         self, services: EngineParts, largest: Budget, *, window_size: int, ngram_size: int, guess_set_size: int

@@ -32,7 +32,7 @@ class ToyChatTokenizer(ToyTokenizer):
 def toy() -> Iterator[Running]:
     model = LoadedModel("toy", Path("."), ToyDecoder.config, ToyDecoder(), ToyChatTokenizer(), "toy")  # type: ignore[arg-type]
     options = {"max_num_seqs": 8, "num_kv_blocks": 64, "block_size": 16, "max_num_batched_tokens": 64}
-    llm = AsyncLLM(model, {"method": "ngram"}, **options)
+    llm = AsyncLLM(model, {"method": "ngram", "node_budget": 4}, **options)
     backend = OverAsyncLLM(llm, METHODS)
     with running(backend, drain_timeout_s=1) as handle:  # type: ignore[arg-type]
         yield handle
@@ -66,7 +66,12 @@ def test_what_auto_decided_is_in_the_metrics_and_on_the_page() -> None:
     assert all('method="auto"' in line and 'decision="' in line and 'reason="' in line for line in counted)
     assert sum(float(line.split()[-1]) for line in counted) == decisions["steps"] > 0
     assert any('spec_decode_member_asked_total{member="suffix",method="auto",model_name="fake"}' in x for x in lines)
-    assert decisions["members"]["suffix"]["state"] == "cheap" and decisions["last_decision"]
+    suffix = decisions["members"]["suffix"]
+    assert suffix["state"] == "cheap" and decisions["last_decision"]
+    assert suffix["reason"].startswith("suffix: o") and suffix["decided"].split(":")[0] in ("on", "off")
+    shown = 'spec_decode_member_reason_info{member="suffix",method="auto",model_name="fake",reason="'
+    assert any(shown + suffix["decided"] in line for line in lines)
+    assert any("spec_decode_member_gain_tokens{" in line for line in lines)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -174,7 +179,7 @@ def test_hanging_up_gives_the_kv_back(toy: Running) -> None:
 
 def test_the_default_model_answers_as_it_does_offline(smollm2_float32: LoadedModel) -> None:
     options: dict[str, Any] = {"kv_cache_memory_bytes": 64 << 20, "max_model_len": 512}
-    llm = AsyncLLM(smollm2_float32, {"method": "ngram"}, **options)
+    llm = AsyncLLM(smollm2_float32, {"method": "ngram", "node_budget": 4}, **options)
     body = {"messages": [{"role": "user", "content": "Say: one two three, one two three."}], "temperature": 0}
     body |= {"max_tokens": 24, "return_token_sources": True}
     backend = OverAsyncLLM(llm, METHODS)

@@ -33,7 +33,7 @@ ON_A_BUSY_MACHINE_S = 30.0  # on the clock, where the process that tries grammar
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Running]:
-    llm = AsyncLLM("smollm2-135m", {"method": "ngram"}, max_num_seqs=8, num_kv_blocks=512)
+    llm = AsyncLLM("smollm2-135m", {"method": "ngram", "node_budget": 4}, max_num_seqs=8, num_kv_blocks=512)
     llm.prepare_structured_outputs()  # as `paceline serve` does
     backend = OverAsyncLLM(llm, ("ngram",))
     # A body of 10 MB is to be refused for its schema. By default it is refused before it is read (413).

@@ -54,7 +54,7 @@ def test_decisions_are_shown_with_their_reasons(page: tuple[browser.Browser, Run
     chromium, _ = page
     chromium.wait_for("document.querySelector('#decisions').textContent.includes('2 nodes for 1 request')")
     rows = chromium.run("return [...document.querySelectorAll('#decisions tr')].map(r => r.textContent)")
-    assert rows[0] == "drafted: it pays75 %" and "a: cheap" in rows[-1]
+    assert rows[0] == "drafted: it pays75 %" and "a: on, 0.90 > 0.20" in rows[-1]
 
 
 def test_speculation_can_be_switched_off(page: tuple[browser.Browser, Running]) -> None:

@@ -52,6 +52,9 @@ LABELS = {
     "spec_decode_decision_nodes_total": METHOD | {"kind"},
     "spec_decode_member_asked_total": METHOD | {"member"},
     "spec_decode_member_in_use": METHOD | {"member", "state"},
+    "spec_decode_member_gain_tokens": METHOD | {"member"},
+    "spec_decode_member_price_tokens": METHOD | {"member"},
+    "spec_decode_member_reason_info": METHOD | {"member", "reason"},
     "spec_decode_decision_seconds_total": METHOD,
     "spec_decode_time_saved_seconds": METHOD,
 }

@@ -9,24 +9,25 @@ import paceline
 from paceline import LLM, SamplingParams
 from paceline.models.drafters.store import read_header
 from paceline.models.loader import LoadedModel
+from paceline.spec.config.speculative_config import SpeculativeConfig, at_default_size
 
 FOLDER = Path(paceline.__file__).parent / "drafters" / "smollm2-135m"
 QUESTIONS = ["What is the capital of Norway?", "A farmer has 12 hens and buys 7 more. How many hens are there now?"]
 CHAIN = {"num_speculative_tokens": 4, "node_budget": 4}
-CONFIGS: dict[str, tuple[dict[str, Any], float]] = {
+CONFIGS: dict[str, tuple[dict[str, Any] | SpeculativeConfig, float]] = {
     # name -> (configuration, tokens per pass that greedy decoding must reach on these two easy answers)
     "eagle3 chain": ({"method": "eagle3", **CHAIN}, 1.8),
     "eagle3 tree": ({"method": "eagle3", "node_budget": 32}, 2.2),
-    "eagle3 as it comes": ({"method": "eagle3"}, 1.8),
+    "eagle3 as it comes": (at_default_size({"method": "eagle3"}), 1.8),
     "medusa": ({"method": "medusa", "node_budget": 32}, 1.3),
     "dflash": ({"method": "dflash", "node_budget": 32}, 1.6),
-    "draft": ({"method": "draft_model"}, 1.8),
+    "draft": ({"method": "draft_model", "num_speculative_tokens": 4}, 1.8),
     "merge": ({"method": "merge", "members": ["ngram", "suffix", "eagle3"], "node_budget": 24}, 2.2),
 }
 
 
 def answers(
-    model: LoadedModel, speculative: dict[str, Any] | None, temperature: float
+    model: LoadedModel, speculative: dict[str, Any] | SpeculativeConfig | None, temperature: float
 ) -> tuple[list[list[int]], float]:
     llm = LLM(model, speculative, max_model_len=512, kv_cache_memory_bytes=100 << 20)
     prompts = [llm.chat_prompt([{"role": "user", "content": text}]) for text in QUESTIONS]

@@ -14,7 +14,7 @@ PROMPT = (
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM("smollm2-135m", {"method": "prediction"}, quantization="auto", max_model_len=1024)
+    return LLM("smollm2-135m", {"method": "prediction", "node_budget": 24}, quantization="auto", max_model_len=1024)
 
 
 @pytest.fixture(scope="module")

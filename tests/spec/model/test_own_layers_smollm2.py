@@ -6,6 +6,7 @@ import pytest
 
 from paceline import SamplingParams
 from paceline.models.loader import LoadedModel
+from paceline.spec.config.speculative_config import at_default_size
 from tests.spec.smollm2_batch import as_dict, batch, float32_llm, tokens_of
 
 
@@ -19,7 +20,7 @@ from tests.spec.smollm2_batch import as_dict, batch, float32_llm, tokens_of
 )
 def test_chosen_layers_draft_what_the_target_accepts(smollm2_float32: LoadedModel, config: dict[str, Any]) -> None:
     prompts, params = batch(8)
-    llm = float32_llm(smollm2_float32, config)
+    llm = float32_llm(smollm2_float32, at_default_size(config))
     outputs = llm.generate(prompts, params)
     assert tokens_of(outputs) == tokens_of(float32_llm(smollm2_float32).generate(prompts, params))
     assert llm.stats()["speculation"][config["method"]]["num_accepted_tokens"] > 0

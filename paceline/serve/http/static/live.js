@@ -96,7 +96,7 @@ function decisions(speculation) {
   }
   for (const [name, member] of Object.entries(made.members)) {
     const row = body.insertRow();
-    for (const text of [`↳ ${name}: ${member.state}`, milliseconds(member.seconds)]) row.append(element("td", text));
+    for (const text of [`↳ ${member.reason}`, milliseconds(member.seconds)]) row.append(element("td", text));
   }
   const note = `${made.drafted_nodes} nodes drafted, ${made.offered_nodes} offered`;
   $("decisions").replaceChildren(element("p", made.last_decision, "name"), table, element("p", note, "name"));
