@@ -24,6 +24,7 @@ import torch
 from paceline import LLM, SamplingParams, __version__
 from paceline.core.outputs import RequestOutput
 from paceline.models.loader import LoadedModel, load_model
+from paceline.spec.config.speculative_config import at_default_size
 
 TEXT = "The lighthouse keeper climbed the stairs every evening, and every evening he counted them. "
 PLAIN = {"method": "none"}
@@ -141,7 +142,7 @@ def overhead(args: argparse.Namespace, model: LoadedModel) -> list[dict[str, Any
     lines = []
     for batch, limit in ((1, 0.05), (32, 0.10)):
         for method in (None, "ngram"):
-            llm = LLM(model, {"method": method} if method else PLAIN, max_model_len=1024)
+            llm = LLM(model, at_default_size({"method": method} if method else PLAIN), max_model_len=1024)
             prompts = [[i + 1, *llm.get_tokenizer().encode(TEXT * 2)] for i in range(batch)]
             llm.generate(prompts, greedy(4))
             llm.engine.core.clock.reset()

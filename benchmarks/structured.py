@@ -33,6 +33,7 @@ from paceline import LLM, AsyncLLM, SamplingParams, StructuredOutputsParams
 from paceline.bench.run.provenance import provenance
 from paceline.core.outputs import RequestOutput, RequestOutputKind
 from paceline.models.loader import LoadedModel, load_model
+from paceline.spec.config.speculative_config import at_default_size
 
 METHODS = ("none", "ngram", "eagle3", "merge", "auto")
 MAX_PLAIN_COST, MIN_AUTO_SPEEDUP, MAX_MASK_SHARE = 1.05, 1.6, 0.03
@@ -52,7 +53,7 @@ def check_schemas(model: LoadedModel, args: argparse.Namespace) -> dict[str, Any
     truth: list[list[int]] = []
     rows: dict[str, Any] = {}
     for method in dict.fromkeys(("none", *args.methods.split(","))):
-        llm = LLM(model, {"method": method}, max_num_seqs=16, max_model_len=1024)
+        llm = LLM(model, at_default_size({"method": method}), max_num_seqs=16, max_model_len=1024)
         prompts = [llm.chat_prompt([{"role": "user", "content": ask(schema)}]) for schema, _ in jobs]
         begin_s = time.perf_counter()
         outputs = llm.generate(prompts, params)
