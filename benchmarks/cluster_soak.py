@@ -75,7 +75,7 @@ def soak(args: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
         Ask(0.0, words(args.tokenizer, 40 + 37 * i % 300, i), args.tokens + 7 * i % 50, i, 0.8 * (i % 2))
         for i in range(args.requests)
     ]
-    options = ["--spec-method", args.spec, "--num-kv-blocks", str(args.num_kv_blocks)]
+    options = ["--spec-method", args.spec, "--num-kv-blocks", str(args.num_kv_blocks), "--transport", args.transport]
     chaos = Chaos(args.kill_every, args.seed)
     with fleet(worker_command(args.model, args.threads, options), ROLES) as workers:
         backend = ClusterBackend(workers.addresses(), args.tokenizer, "kv_aware", "remote")
