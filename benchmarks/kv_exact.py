@@ -8,7 +8,8 @@ import of another engine's blocks, resumed after some delivered tokens, and with
 `--routed` instead by worker processes: the router chooses one of two decode workers, which fetches over TCP what a
 prefill worker computed. Counts answers whose tokens or log-probabilities differ from the local ones (the exit code is 1
 where any does), and the passes of `eagle3`, which must be the local ones after an import. Then, for prompts of each
-`--long` number of tokens, the time to the first token: computed, imported (export and import counted), and brought back from memory and from a folder.
+`--long` number of tokens, the time to the first token: computed, imported (export and import counted), and brought back
+from memory and from a folder.
 """
 
 import argparse
