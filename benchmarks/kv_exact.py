@@ -34,6 +34,7 @@ KINDS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "seeded": {"
 WAYS = ("imported", "resumed", "folder")
 ROLES = ("prefill", "decode", "decode")  # of the workers of `routed`
 STREAMS = 4  # requests at a time there
+OWN_TOKEN = 1000  # the first of so many that prompts begin with there
 Prompts = list[list[int]]
 
 
@@ -99,7 +100,11 @@ def compare(loaded: LoadedModel, method: str, kind: str, prompts: Prompts, num_t
 def compare_routed(
     args: argparse.Namespace, loaded: LoadedModel, method: str, kind: str, prompts: Prompts
 ) -> dict[str, Any]:
-    """The same for answers of a cluster, several at a time, and how many blocks each decode worker fetched."""
+    """The same for answers of a cluster, several at a time, and how many blocks each decode worker fetched.
+
+    Each prompt begins with a token of its own. A block that two prompts share has a drafter's last row made with the
+    next token of the prompt that came first, and which one that is differs between a cluster and one engine."""
+    prompts = [[OWN_TOKEN + i, *prompt] for i, prompt in enumerate(prompts)]
     asks = [Ask(0.0, prompt, args.tokens, i, KINDS[kind]["temperature"]) for i, prompt in enumerate(prompts)]
     options = ["--spec-method", method, "--kv-cache-memory-bytes", str(1 << 30), "--max-model-len", "2048"]
     with fleet(worker_command(args.model, 1, options), ROLES) as workers:
