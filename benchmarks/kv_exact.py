@@ -1,7 +1,7 @@
 """Is an answer the same, bit for bit, however its KV came? And what does each way save of the first token's time?
 
     python benchmarks/kv_exact.py [--model smollm2-135m] [--prompts 200] [--tokens 16]
-                                  [--methods none,ngram,eagle3,auto] [--long 512,1500] [--routed]
+                                  [--methods none,ngram,eagle3,auto] [--long 512,1500] [--routed [--streams 4]]
 
 Each prompt is answered greedily and seeded, by each method, on engines of one process: computed locally, after an
 import of another engine's blocks, resumed after some delivered tokens, and with KV brought back from a folder. With
@@ -33,7 +33,6 @@ from paceline.models.loader import LoadedModel, load_model
 KINDS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "seeded": {"temperature": 0.8}}
 WAYS = ("imported", "resumed", "folder")
 ROLES = ("prefill", "decode", "decode")  # of the workers of `routed`
-STREAMS = 4  # requests at a time there
 OWN_TOKEN = 1000  # the first of so many that prompts begin with there
 Prompts = list[list[int]]
 
@@ -110,7 +109,7 @@ def compare_routed(
     with fleet(worker_command(args.model, 1, options), ROLES) as workers:
         addresses = workers.addresses()
         backend = ClusterBackend(addresses, loaded.tokenizer, "kv_aware", "remote")
-        answers = sorted(asyncio.run(ask_all(backend, asks)), key=lambda one: one.ask.seed)
+        answers = sorted(asyncio.run(ask_all(backend, asks, args.streams)), key=lambda one: one.ask.seed)
         figures = [asyncio.run(ask_worker(*address)) for address in addresses]
     found: dict[str, Any] = {"routed": 0, "passes": 0, "passes_imported": 0}
     found["fetched"] = [one["num_fetched_blocks"] for one in figures if one["role"] == "decode"]
@@ -125,10 +124,10 @@ def compare_routed(
     return found
 
 
-async def ask_all(backend: ClusterBackend, asks: list[Ask]) -> list[Answered]:
+async def ask_all(backend: ClusterBackend, asks: list[Ask], num_streams: int) -> list[Answered]:
     await backend.start().tried()
     try:
-        return await answer_all(backend, asks, STREAMS)
+        return await answer_all(backend, asks, num_streams)
     finally:
         await backend.stop()
 
@@ -174,6 +173,7 @@ def main() -> int:
     parser.add_argument("--methods", default="none,ngram,eagle3,auto")
     parser.add_argument("--long", default="512,1500")
     parser.add_argument("--routed", action="store_true", help="worker processes behind a router")
+    parser.add_argument("--streams", type=int, default=4, help="routed: requests at a time")
     args = parser.parse_args()
     ways = ("routed",) if args.routed else WAYS
     loaded = load_model(args.model, quiet=True)

@@ -52,6 +52,7 @@ class NixlHolder:
         out, self._num_sent = self._memory.out, self._num_sent + 1
         self._waiting[self._num_sent] = piece
         out.put(piece, frame.payload)
+        self._memory.serve()
         if not self._is_met:
             self._is_met = True
             agent = {"name": self._memory.name, "metadata": self._memory.metadata().hex()}

@@ -29,11 +29,22 @@ class NixlMemory:
         self.out, self.into = Pieces(self.agent), Pieces(self.agent)
         self._agent_at: dict[tuple[str, int], str] = {}
         self.num_read = 0
+        self._serving: asyncio.Task[None] | None = None
         self._unfinished: list[tuple[Any, int]] = []  # reads that nobody waits for any more, and where they write
 
     def metadata(self) -> bytes:
         """What another agent needs to read from `out`: after its memory was made."""
         return bytes(self.agent.get_agent_metadata())
+
+    def serve(self) -> None:
+        """Answer readers for as long as blocks wait to be read: not all that UCX uses lets them read by themselves."""
+        if self._serving is None or self._serving.done():
+            self._serving = asyncio.create_task(self._serve())
+
+    async def _serve(self) -> None:
+        while self.out.num_in_use:
+            self.agent.get_new_notifs()  # there are none: it is the call that lets UCX do its work
+            await asyncio.sleep(POLL_S)
 
     def meet(self, address: tuple[str, int], name: str, metadata: bytes) -> bool:
         """Know the agent of a worker at this address; the one that was there before is gone."""
@@ -114,6 +125,8 @@ class NixlMemory:
         self._unfinished = still
 
     def close(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
         self._sweep()
         for address in list(self._agent_at):
             self.forget(address)
@@ -175,6 +188,7 @@ def _make_agent(name: str) -> Any:
         raise InvalidOptionError(f"transport nixl: its package cannot be loaded ({error}). Use tcp") from error
     logging.getLogger("nixl").setLevel(logging.WARNING)  # it tells of its start on standard error
     try:
-        return nixl_agent(name, nixl_agent_config(backends=["UCX"]))
+        # NIXL's own thread would spin on a core: `NixlMemory` looks after transfers while there are some.
+        return nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
     except Exception as error:
         raise InvalidOptionError(f"transport nixl: UCX cannot be started ({error!r}). Use tcp") from error

@@ -128,8 +128,13 @@ def test_memory_that_was_not_offered_is_not_read() -> None:
         assert piece is not None
         held.out.put(piece, bytes(range(100)))
         assert memory.meet(NOWHERE, held.name, held.metadata())
-        assert asyncio.run(memory.read(NOWHERE, held.out.address(piece), 100)) == bytes(range(100))
-        assert asyncio.run(memory.read(NOWHERE, held.out.address(piece) + (1 << 30), 100)) is None
+
+        async def read(begin: int) -> bytes | None:
+            held.serve()
+            return await asyncio.wait_for(memory.read(NOWHERE, begin, 100), 10)
+
+        assert asyncio.run(read(held.out.address(piece))) == bytes(range(100))
+        assert asyncio.run(read(held.out.address(piece) + (1 << 30))) is None
         assert memory.into.num_in_use == 0
 
 
