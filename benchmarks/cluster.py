@@ -1,11 +1,13 @@
 """A real cluster of processes on this machine: faults, routing, disaggregation, and the simulator beside it.
 
     python benchmarks/cluster.py soak      [--requests 2000] [--streams 12] [--kill-every 3] [--model smollm2-135m]
+                                           [--transport tcp]
                                            kill -9 of random workers; without --model: random weights, a few layers
     python benchmarks/cluster.py server    [--threads 2] [--rounds 5] [--tokens 64]         beside `paceline serve`
     python benchmarks/cluster.py routing   [--requests 120] [--rate 2]                      routers, shared prefixes
     python benchmarks/cluster.py disagg    [--requests 36] [--rate 1]                       long and short prompts
     python benchmarks/cluster.py simulate-check [--seconds 30] [--sleeping]                 predicted and measured
+                                           [--lengths 60 150 330] [--answer 24] [--seed 0]
                                            [--model smollm2-135m] [--threads 1] [--spec none]
 
 `soak` compares every answer (tokens, and bits of log-probabilities) with one engine's, and prints how long streams
@@ -112,8 +114,11 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=12, help="soak: requests at a time")
     parser.add_argument("--tokens", type=int, help="soak, server: of the shortest answer")
     parser.add_argument("--num-kv-blocks", type=int, default=1000, help="soak: of each worker")
-    parser.add_argument("--seed", type=int, default=0, help="soak: of the kills")
+    parser.add_argument("--transport", default="tcp", help="soak: of KV blocks")
+    parser.add_argument("--seed", type=int, default=0, help="soak: of the kills; simulate-check: of the loads")
     parser.add_argument("--seconds", type=float, default=30.0, help="simulate-check: of each run")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[60, 150, 330], help="simulate-check: of the prompts")
+    parser.add_argument("--answer", type=int, default=24, help="simulate-check: tokens of an answer")
     parser.add_argument("--sleeping", action="store_true", help="simulate-check: tiny workers whose passes sleep")
     args = parser.parse_args()
     args.requests, args.rate = args.requests or REQUESTS.get(args.experiment), args.rate or RATES.get(args.experiment)

@@ -39,6 +39,7 @@ class Answered:
     logprobs: list[float] = field(default_factory=list)
     event_s: list[float] = field(default_factory=list)  # of each delta with tokens, since it was sent
     num_cached: int = 0
+    num_passes: int = 0
     error: str | None = None
 
     @property
@@ -103,6 +104,8 @@ async def _answer(backend: ClusterBackend, ask: Ask, index: int) -> Answered:
                 found.token_ids += sample.token_ids
                 found.logprobs += [one.logprob for one in sample.token_logprobs or []]
             found.num_cached = output.num_cached_tokens or found.num_cached
+            if output.metrics is not None:
+                found.num_passes = output.metrics.num_steps
             if output.error is not None:
                 found.error = str(output.error)
     except Exception as error:

@@ -2,7 +2,8 @@
 
 First some lone prompts and some equal streams are measured on idle workers: what a pass of so many rows takes, what the
 way to a worker and back takes, and what moving KV takes. From these figures alone loads of other lengths and rates are
-predicted, with the same router and policy, and then run.
+predicted, with the same router and policy, and then run. Other `--lengths`, `--answer` and `--seed` than the defaults
+make a blind check: the simulator and the rates were changed after runs with the defaults, not after runs with those.
 """
 
 import argparse
@@ -30,7 +31,7 @@ STREAMS = (1, 2, 4, 8, 16, 32, 48)  # that decode together in the calibration
 NUM_FACTORS = 200  # by which passes of the same rows differ
 LONE = 8  # tokens of the prompt that shows what the way takes
 MOVED = (144, 400)  # lone prompts that a prefill worker computes
-LENGTHS, ANSWER = (60, 150, 330), 24  # of the loads: other prompts than those above
+SEEDS = 1000  # of loads, between one `--seed` and the next
 FLEETS: dict[str, tuple[list[str], str, float]] = {  # roles, policy, workers that share the prompts
     "1 mixed": (["decode"], "local", 1.0),
     "2 mixed": (["decode", "decode"], "local", 2.0),
@@ -51,8 +52,8 @@ def check(args: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
             spec = calibrated(backend, args, roles, spec)
             backend = ClusterBackend(workers.addresses(), args.tokenizer, "kv_aware", policy, spec)
             for part in UTILIZATION:
-                rate = part * share / request_s(spec)
-                asks = load(args, rate, seed=len(rows))
+                rate = part * share / request_s(args, spec)
+                asks = load(args, rate, load_seed(args, len(rows)))
                 real, told = asyncio.run(run_load(backend, asks)), predicted(asks, spec, roles, policy)
                 rows.append({"workers": name, "load": part, "rate": rate} | compared(real, told))
     near = sum(row["near"] for row in rows)
@@ -115,21 +116,25 @@ async def _link(backend: ClusterBackend, args: argparse.Namespace, spec: WorkerS
     return spec.replace(bandwidth=spec.kv_bytes_per_token / token_s, latency_s=max(0.0, few_s - few * token_s))
 
 
-def request_s(spec: WorkerSpec) -> float:
+def request_s(args: argparse.Namespace, spec: WorkerSpec) -> float:
     """Seconds of one worker that a request of the load takes when eight share the passes."""
     time = PrefillTime(spec)
-    prompt_s = statistics.fmean(time.prompt_s(count).seconds for count in LENGTHS)
-    return prompt_s + ANSWER * spec.pass_cost(8) / 8
+    prompt_s = statistics.fmean(time.prompt_s(count).seconds for count in args.lengths)
+    return prompt_s + args.answer * spec.pass_cost(8) / 8
 
 
 # One load, real and simulated
+
+
+def load_seed(args: argparse.Namespace, row: int) -> int:
+    return int(SEEDS * args.seed + row)
 
 
 def load(args: argparse.Namespace, rate: float, seed: int) -> list[Ask]:
     dice = random.Random(seed)
     times = arrivals(max(10, round(rate * args.seconds)), rate, seed)
     return [
-        Ask(at_s, words(args.tokenizer, dice.choice(LENGTHS), 1000 * seed + i), ANSWER, i)
+        Ask(at_s, words(args.tokenizer, dice.choice(args.lengths), 1000 * seed + i), args.answer, i)
         for i, at_s in enumerate(times)
     ]
 

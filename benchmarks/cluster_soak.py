@@ -9,6 +9,7 @@ import asyncio
 import os
 import random
 import signal
+import sys
 from collections import Counter
 from typing import Any
 
@@ -75,7 +76,7 @@ def soak(args: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
         Ask(0.0, words(args.tokenizer, 40 + 37 * i % 300, i), args.tokens + 7 * i % 50, i, 0.8 * (i % 2))
         for i in range(args.requests)
     ]
-    options = ["--spec-method", args.spec, "--num-kv-blocks", str(args.num_kv_blocks)]
+    options = ["--spec-method", args.spec, "--num-kv-blocks", str(args.num_kv_blocks), "--transport", args.transport]
     chaos = Chaos(args.kill_every, args.seed)
     with fleet(worker_command(args.model, args.threads, options), ROLES) as workers:
         backend = ClusterBackend(workers.addresses(), args.tokenizer, "kv_aware", "remote")
@@ -108,6 +109,7 @@ async def _run(
 ) -> tuple[Ingress, list[Answered]]:
     ingress = backend.start()
     await ingress.tried()
+    print(f"workers are up: {len(asks)} requests, {num_streams} at a time", file=sys.stderr)
     breaking = asyncio.create_task(chaos.run(ingress))
     try:
         answers = await answer_all(backend, asks, num_streams)
@@ -140,8 +142,10 @@ def _differences(args: argparse.Namespace, answers: list[Answered]) -> dict[str,
     """Answers, bit for bit, beside those of one engine that drafts nothing."""
     llm = LLM(args.model, {"method": "none"}, num_threads=args.threads, num_kv_blocks=args.num_kv_blocks)
     wrong = lost = doubled = 0
-    for one in answers:
-        [sample] = llm.generate({"prompt_token_ids": one.ask.prompt}, one.ask.params, use_tqdm=False)[0].outputs
+    prompts = [{"prompt_token_ids": one.ask.prompt} for one in answers]
+    expected = llm.generate(prompts, [one.ask.params for one in answers], use_tqdm=False)
+    for one, output in zip(answers, expected, strict=True):
+        [sample] = output.outputs
         logprobs = [x.logprob for x in sample.token_logprobs or []]
         wrong += (sample.token_ids, logprobs) != (one.token_ids, one.logprobs)
         lost += max(0, len(sample.token_ids) - len(one.token_ids))

@@ -1,30 +1,39 @@
 """Is an answer the same, bit for bit, however its KV came? And what does each way save of the first token's time?
 
     python benchmarks/kv_exact.py [--model smollm2-135m] [--prompts 200] [--tokens 16]
-                                  [--methods none,ngram,eagle3,auto] [--long 512,1500]
+                                  [--methods none,ngram,eagle3,auto] [--long 512,1500] [--routed [--streams 4]]
 
 Each prompt is answered greedily and seeded, by each method, on engines of one process: computed locally, after an
-import of another engine's blocks, resumed after some delivered tokens, and with KV brought back from a folder. Counts
-answers whose tokens or log-probabilities differ from the local ones (the exit code is 1 where any does), and the passes
-of `eagle3`, which must be the local ones after an import. Then, for prompts of each `--long` number of tokens, the time
-to the first token: computed, imported (export and import counted), and brought back from memory and from a folder.
+import of another engine's blocks, resumed after some delivered tokens, and with KV brought back from a folder. With
+`--routed` instead by worker processes: the router chooses one of two decode workers, which fetches over TCP what a
+prefill worker computed. Counts answers whose tokens or log-probabilities differ from the local ones (the exit code is 1
+where any does), and the passes of `eagle3`, which must be the local ones after an import. Then, for prompts of each
+`--long` number of tokens, the time to the first token: computed, imported (export and import counted), and brought back
+from memory and from a folder.
 """
 
 import argparse
+import asyncio
 import json
 import sys
 import tempfile
 import time
 from typing import Any
 
+from cluster_load import Answered, Ask, answer_all, fleet, worker_command
+
 from paceline import LLM, SamplingParams
 from paceline.bench.run.provenance import provenance
 from paceline.bench.workloads.workload import take
+from paceline.cluster.backend import ClusterBackend
+from paceline.cluster.status import ask as ask_worker
 from paceline.core.outputs import RequestOutput
 from paceline.models.loader import LoadedModel, load_model
 
 KINDS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "seeded": {"temperature": 0.8}}
 WAYS = ("imported", "resumed", "folder")
+ROLES = ("prefill", "decode", "decode")  # of the workers of `routed`
+OWN_TOKEN = 1000  # the first of so many that prompts begin with there
 Prompts = list[list[int]]
 
 
@@ -53,12 +62,15 @@ def num_passes(output: RequestOutput) -> int:
     return 0 if output.metrics is None else output.metrics.num_steps
 
 
+def sampling(kind: str, count: int, num_tokens: int) -> list[SamplingParams]:
+    return [
+        SamplingParams(max_tokens=num_tokens, ignore_eos=True, logprobs=2, seed=i, **KINDS[kind]) for i in range(count)
+    ]
+
+
 def compare(loaded: LoadedModel, method: str, kind: str, prompts: Prompts, num_tokens: int) -> dict[str, Any]:
     """How many answers differ, by way; and the passes of all answers, local and imported, one prompt at a time."""
-    params = [
-        SamplingParams(max_tokens=num_tokens, ignore_eos=True, logprobs=2, seed=i, **KINDS[kind])
-        for i in range(len(prompts))
-    ]
+    params = sampling(kind, len(prompts), num_tokens)
     with tempfile.TemporaryDirectory() as folder:
         local, imported = make(loaded, method), make(loaded, method)
         kept = make(loaded, method, kv_offload=f"{folder}:8GiB")
@@ -82,6 +94,42 @@ def compare(loaded: LoadedModel, method: str, kind: str, prompts: Prompts, num_t
             found["passes"] += num_passes(expected)
             found["passes_imported"] += num_passes(after_import)
     return found
+
+
+def compare_routed(
+    args: argparse.Namespace, loaded: LoadedModel, method: str, kind: str, prompts: Prompts
+) -> dict[str, Any]:
+    """The same for answers of a cluster, several at a time, and how many blocks each decode worker fetched.
+
+    Each prompt begins with a token of its own. A block that two prompts share has a drafter's last row made with the
+    next token of the prompt that came first, and which one that is differs between a cluster and one engine."""
+    prompts = [[OWN_TOKEN + i, *prompt] for i, prompt in enumerate(prompts)]
+    asks = [Ask(0.0, prompt, args.tokens, i, KINDS[kind]["temperature"]) for i, prompt in enumerate(prompts)]
+    options = ["--spec-method", method, "--kv-cache-memory-bytes", str(1 << 30), "--max-model-len", "2048"]
+    with fleet(worker_command(args.model, 1, options), ROLES) as workers:
+        addresses = workers.addresses()
+        backend = ClusterBackend(addresses, loaded.tokenizer, "kv_aware", "remote")
+        answers = sorted(asyncio.run(ask_all(backend, asks, args.streams)), key=lambda one: one.ask.seed)
+        figures = [asyncio.run(ask_worker(*address)) for address in addresses]
+    found: dict[str, Any] = {"routed": 0, "passes": 0, "passes_imported": 0}
+    found["fetched"] = [one["num_fetched_blocks"] for one in figures if one["role"] == "decode"]
+    local = make(loaded, method)
+    for prompt, options, answer in zip(prompts, sampling(kind, len(prompts), args.tokens), answers, strict=True):
+        [expected] = local.generate(prompt, options, use_tqdm=False)
+        [sample] = expected.outputs
+        logprobs = [one.logprob for one in sample.token_logprobs or []]
+        found["routed"] += (answer.error, answer.token_ids, answer.logprobs) != (None, sample.token_ids, logprobs)
+        found["passes"] += num_passes(expected)
+        found["passes_imported"] += answer.num_passes
+    return found
+
+
+async def ask_all(backend: ClusterBackend, asks: list[Ask], num_streams: int) -> list[Answered]:
+    await backend.start().tried()
+    try:
+        return await answer_all(backend, asks, num_streams)
+    finally:
+        await backend.stop()
 
 
 def first_token_s(llm: LLM, prompt: list[int]) -> float:
@@ -124,15 +172,21 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--methods", default="none,ngram,eagle3,auto")
     parser.add_argument("--long", default="512,1500")
+    parser.add_argument("--routed", action="store_true", help="worker processes behind a router")
+    parser.add_argument("--streams", type=int, default=4, help="routed: requests at a time")
     args = parser.parse_args()
+    ways = ("routed",) if args.routed else WAYS
     loaded = load_model(args.model, quiet=True)
     prompts = [loaded.tokenizer.encode(prompt.text)[:512] for prompt in take("all", args.prompts)]
     rows, num_wrong = [], 0
-    print(f"{'method':8} {'kind':7} {'answers':>7}  differ: {' '.join(WAYS)}   passes local, imported")
+    print(f"{'method':8} {'kind':7} {'answers':>7}  differ: {' '.join(ways)}   passes local, imported")
     for method in args.methods.split(","):
         for kind in KINDS:
-            found = compare(loaded, method, kind, prompts, args.tokens)
-            differ = [found[way] for way in WAYS]
+            if args.routed:
+                found = compare_routed(args, loaded, method, kind, prompts)
+            else:
+                found = compare(loaded, method, kind, prompts, args.tokens)
+            differ = [found[way] for way in ways]
             num_wrong += sum(differ)
             rows.append({"method": method, "kind": kind, "answers": len(prompts), **found})
             shown = " ".join(f"{count:8d}" for count in differ)

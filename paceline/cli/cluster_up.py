@@ -42,7 +42,7 @@ def add_up(parser: argparse.ArgumentParser) -> None:
         "--router", default="kv_aware", metavar="NAME", help="round_robin, power_of_two, dynamo, kv_aware"
     )
     group.add_argument("--policy", default="cost", metavar="NAME", help="where prompts are computed: cost, dynamo, ...")
-    group.add_argument("--transport", default="tcp", metavar="NAME", help="of KV blocks (default: %(default)s)")
+    group.add_argument("--transport", default="tcp", metavar="NAME", help="of KV blocks: tcp or nixl (default: tcp)")
     group.add_argument(
         "--worker-file", metavar="FILE", help="measured pass cost; left out: measured when workers start"
     )
@@ -114,15 +114,17 @@ def _scaling(args: argparse.Namespace, workers: "LocalWorkers | RayCluster") -> 
 
 def _check_names(args: argparse.Namespace) -> None:
     """Before minutes of loading, not after."""
+    from paceline.cluster.block_transport import check_transport
     from paceline.cluster.choosers import make_chooser
     from paceline.cluster.policy import make_policy
     from paceline.cluster.prefill_time import PrefillTime
-    from paceline.cluster.transport import check_transport
     from paceline.cluster.worker_spec import WorkerSpec
     from paceline.lab.pass_cost import PassCost
 
     any_time = PrefillTime(WorkerSpec("any", PassCost.of({1: 1.0})))  # the real one is measured by the workers
     check_transport(args.transport)
+    if args.workers_at and args.transport != "tcp":
+        raise InvalidOptionError("--transport is of workers that start here: give it to `paceline cluster worker`")
     make_chooser(args.router, any_time)
     make_policy(args.policy, any_time, any_time)
     if args.address and not args.ray:
@@ -148,7 +150,9 @@ def _on_ray(args: argparse.Namespace) -> "RayCluster":
     engine = argparse.Namespace(**{key: value for key, value in vars(args).items() if key not in SERVER_ONLY})
     make_engine = functools.partial(serve.make_engine, engine)  # runs in the replicas
     gpus = 1.0 if args.device == "cuda" else 0.0
-    return RayCluster(make_engine, serve.chosen_per_request(), counts, args.address, args.num_threads, gpus)
+    return RayCluster(
+        make_engine, serve.chosen_per_request(), counts, args.address, args.num_threads, gpus, args.transport
+    )
 
 
 def _threads(args: argparse.Namespace) -> int:
@@ -167,6 +171,7 @@ def _local(args: argparse.Namespace) -> "LocalWorkers":
     command = [sys.executable, "-m", "paceline", "cluster", "worker", *_engine_options(args)]
     if args.num_threads is None:
         command += ["--num-threads", str(_threads(args))]
+    command += ["--transport", args.transport]
     counts = {"prefill": args.prefill, "decode": args.decode}
     names = [(role, i) for role, count in counts.items() for i in range(count)]
     return LocalWorkers([LocalWorker(f"{role}-{i}", role, command) for role, i in names])

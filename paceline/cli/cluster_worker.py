@@ -26,10 +26,12 @@ def add_worker(parser: argparse.ArgumentParser) -> None:
         metavar="ENDPOINT",
         help="publish KV events as vLLM does, such as tcp://*:5557",
     )
+    group.add_argument("--transport", default="tcp", metavar="NAME", help="of KV blocks: tcp or nixl (default: tcp)")
     group.add_argument("--end-with-stdin", action="store_true", help=argparse.SUPPRESS)
 
 
 def run_worker(args: argparse.Namespace) -> int:
+    from paceline.cluster.block_transport import check_transport
     from paceline.cluster.event_loop import run
     from paceline.cluster.joining import ROLES
     from paceline.cluster.parent import Parent
@@ -37,13 +39,14 @@ def run_worker(args: argparse.Namespace) -> int:
 
     if args.role not in ROLES:
         raise InvalidOptionError(f"there is no role {args.role!r}: choose one of {', '.join(ROLES)}")
+    check_transport(args.transport)
     host, port = parse_address(args.listen)
     check_port(host, port, "--listen")
     parent = Parent() if args.end_with_stdin else None
     llm = serve.make_engine(args)
     name = args.worker_name or f"{args.role}@{args.listen}"
     methods, events = serve.chosen_per_request(), args.kv_events[:2]
-    return run(run_worker(llm, methods, args.role, name, host, port, parent, events))
+    return run(run_worker(llm, methods, args.role, name, host, port, parent, events, args.transport))
 
 
 def parse_address(text: str) -> "Address":

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from paceline.cluster.block_transport import make_transport
 from paceline.cluster.engine_seam import EngineSeam
 from paceline.cluster.event_loop import run
 from paceline.cluster.local import WorkerStartError
@@ -67,9 +68,9 @@ class Registry:
 class WorkerReplica:
     """What Ray Serve runs: one worker, in a thread and an event loop of its own."""
 
-    def __init__(self, role: str, make_engine: Callable[[], AsyncLLM], methods: Sequence[str]) -> None:
+    def __init__(self, role: str, make_engine: Callable[[], AsyncLLM], methods: Sequence[str], transport: str) -> None:
         ray = _ray()
-        self._role, self._make_engine, self._methods = role, make_engine, methods
+        self._role, self._make_engine, self._methods, self._transport = role, make_engine, methods, transport
         self._host: str = ray.util.get_node_ip_address()
         self._name = f"{role}-{ray.get_runtime_context().get_actor_id()[:8]}"
         self._registry = ray.get_actor(REGISTRY, namespace=NAMESPACE)
@@ -93,7 +94,8 @@ class WorkerReplica:
 
     async def _serve(self) -> None:
         llm = self._make_engine()
-        worker = self._worker = Worker(await EngineSeam.make(llm, self._methods), self._role, self._name)
+        seam = await EngineSeam.make(llm, self._methods)
+        worker = self._worker = Worker(seam, self._role, self._name, make_transport(self._transport))
         loop = asyncio.get_running_loop()
 
         def on_death(error: Exception) -> None:
@@ -129,9 +131,11 @@ class RayCluster:
         address: str | None = None,  # of a Ray cluster; None: one on this machine, for as long as this process
         cpus: float = 1.0,  # of each worker
         gpus: float = 0.0,
+        transport: str = "tcp",
     ) -> None:
         self._make_engine, self._methods, self._num_replicas = make_engine, methods, num_replicas
         self._address, self._resources = address, {"num_cpus": cpus, "num_gpus": gpus}
+        self._transport = transport
         self._registry: Any = None
         self._roles: set[str] = set()  # that were started
 
@@ -171,9 +175,8 @@ class RayCluster:
         deployment = serve.deployment(WorkerReplica).options(
             name=role, num_replicas=count, ray_actor_options=self._resources, health_check_period_s=2
         )
-        serve.run(
-            deployment.bind(role, self._make_engine, list(self._methods)), name=f"paceline-{role}", route_prefix=None
-        )
+        replica = deployment.bind(role, self._make_engine, list(self._methods), self._transport)
+        serve.run(replica, name=f"paceline-{role}", route_prefix=None)
 
     def addresses(self) -> list[tuple[str, int]]:
         found = _ray().get(self._registry.addresses.remote())

@@ -83,7 +83,9 @@ class Placer:
             place.compute_elsewhere(num_tokens - num_full)
             placed.prefill_worker_id = there.worker_id
             holder = self._link_of(there.worker_id)
-            await holder.prefill(placed.request_id, token_ids[:num_full], salt)
+            # One token more than its blocks: a drafter's row is made with the token that comes next, so that without it
+            # the last row would be another one than here, and other drafts would be accepted.
+            await holder.prefill(placed.request_id, token_ids[: num_full + 1], salt)
             return holder
         except WorkerLostError as error:
             placed.reason += f"; the prefill worker was lost: {error}"

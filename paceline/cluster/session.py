@@ -8,10 +8,11 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
+from paceline.cluster.block_transport import BlockTransport
 from paceline.cluster.events import EventLog, Snapshot
 from paceline.cluster.fetch import Fetched, fetch_blocks
 from paceline.cluster.messages import decode_params, encode_error, encode_output
-from paceline.cluster.transport import Channel, ChannelClosedError, UnreachableError, connect
+from paceline.cluster.transport import Channel, ChannelClosedError, UnreachableError
 from paceline.cluster.wire import PREFILL_ATTEMPT, Frame, Kind, ProtocolError
 from paceline.cluster.worker_engine import WorkerEngine
 from paceline.core.sampling_params import SamplingParams
@@ -24,6 +25,7 @@ class SessionOwner(Protocol):
     """The worker."""
 
     engine: WorkerEngine
+    transport: BlockTransport
     log: EventLog
     num_fetched_blocks: int
 
@@ -122,7 +124,7 @@ class Session:
         """Blocks of the prompt from another worker, as far as they come."""
         engine, (host, port) = self._worker.engine, meta["fetch"]
         try:
-            channel = await connect(host, port)
+            channel = await self._worker.transport.connect(host, port)
         except UnreachableError as error:
             return Fetched(0, 0, 0, 0, str(error))
         try:

@@ -35,4 +35,5 @@ def worker_row(figures: dict[str, Any]) -> dict[str, Any]:
         "KV in use": f"{figures['kv_usage']:.0%}",
         "blocks sent": figures["num_sent_blocks"],
         "fetched": figures["num_fetched_blocks"],
+        "over": figures["transport"],
     }

@@ -1,6 +1,6 @@
 """Frames over TCP, and a channel for tests that damages, doubles, swaps, loses and delays them.
 
-Another transport, such as one over RDMA, has to have `send`, `receive` and `close`.
+Another way for the bytes of KV blocks is put over such a channel (block_transport.py).
 """
 
 import asyncio
@@ -12,21 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.cluster.wire import HEAD_SIZE, Frame, Kind, ProtocolError, encode, parse_body, parse_head
-from paceline.errors import InvalidOptionError, PacelineError
+from paceline.errors import PacelineError
 
 BUFFER = 4 << 20  # bytes that may wait in a connection before `send` waits; a KV block has about 0.4 MB
-
-
-TRANSPORTS = ("tcp",)
-NOT_BUILT = {"nixl": "it has not been tried with hardware that needs it, and between processes TCP was faster"}
-
-
-def check_transport(name: str) -> None:
-    """How KV blocks travel."""
-    if name in NOT_BUILT:
-        raise InvalidOptionError(f"transport {name} is not built: {NOT_BUILT[name]} (docs/cluster.md). Use tcp")
-    if name not in TRANSPORTS:
-        raise InvalidOptionError(f"there is no transport {name!r}: choose one of {', '.join(TRANSPORTS)}")
 
 
 class ChannelClosedError(PacelineError, ConnectionError):

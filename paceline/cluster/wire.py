@@ -52,6 +52,8 @@ class Kind(enum.IntEnum):
     END = 15
     STOP = 16
     LEAVING = 17  # a worker takes no new requests, and ends when it has none
+    AGENT = 18  # how to read blocks with NIXL
+    TAKEN = 19  # a block was read with NIXL
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from paceline.cluster.block_transport import BlockTransport, TcpBlocks
 from paceline.cluster.events import Event, EventLog
 from paceline.cluster.fetch import BATCH, PREFILL_BATCH, serve_fetch
 from paceline.cluster.session import Session
@@ -27,8 +28,11 @@ DRAIN_POLL_S = 0.05
 
 
 class Worker:
-    def __init__(self, engine: WorkerEngine, role: str, worker_id: str) -> None:
+    def __init__(
+        self, engine: WorkerEngine, role: str, worker_id: str, transport: BlockTransport | None = None
+    ) -> None:
         self.engine, self.role, self.worker_id = engine, role, worker_id
+        self.transport = transport or TcpBlocks()
         self.log = EventLog()
         self.stopped = asyncio.Event()  # told to stop, refused, or its engine died
         self.reason = "told to stop"
@@ -48,6 +52,7 @@ class Worker:
 
     async def close(self) -> None:
         await self._listener.close()
+        self.transport.close()
         self.engine.shutdown()
 
     def stop(self, reason: str) -> None:
@@ -69,15 +74,19 @@ class Worker:
     def figures(self) -> dict[str, Any]:
         return self.engine.figures() | {
             "pid": os.getpid(),
+            "transport": self.transport.name,
             "num_sent_blocks": self.num_sent_blocks,
             "num_fetched_blocks": self.num_fetched_blocks,
         }
 
-    async def _handle(self, channel: Channel) -> None:
+    async def _handle(self, connection: Channel) -> None:
+        channel = self.transport.serving(connection)
         try:
             await self._speak(channel)
         except (KeyError, ValueError, TypeError) as error:
             logger.warning("a connection sent what is not understood: %r", error)
+        finally:
+            channel.close()
 
     async def _speak(self, channel: Channel) -> None:
         while True:

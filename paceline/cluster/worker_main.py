@@ -6,6 +6,7 @@ import logging
 import signal
 from collections.abc import Sequence
 
+from paceline.cluster.block_transport import make_transport
 from paceline.cluster.engine_seam import EngineSeam
 from paceline.cluster.local import REFUSED
 from paceline.cluster.parent import Parent
@@ -26,10 +27,11 @@ async def run_worker(
     port: int,
     parent: Parent | None,
     events: Sequence[str] = (),  # endpoints to publish KV events at: of the batches, and of their replay
+    transport: str = "tcp",
 ) -> int:
     """Until it is stopped; returns the exit code."""
     seam = await EngineSeam.make(llm, methods)
-    worker = Worker(seam, role, name)
+    worker = Worker(seam, role, name, make_transport(transport))
     loop = asyncio.get_running_loop()
 
     def on_death(error: Exception) -> None:

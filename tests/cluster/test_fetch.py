@@ -1,13 +1,14 @@
-"""Blocks by hash over TCP: whatever the network does, only whole blocks are kept, and all room comes back."""
+"""Blocks by hash over each transport: whatever happens, only whole blocks are kept, and all room comes back."""
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
+from paceline.cluster.block_transport import TRANSPORTS
 from paceline.cluster.fetch import Fetched, fetch_blocks, serve_fetch
 from paceline.cluster.transport import (
     Channel,
@@ -20,6 +21,7 @@ from paceline.cluster.transport import (
     connect,
 )
 from paceline.cluster.wire import Frame, Kind, ProtocolError
+from tests.cluster.ways import TCP, Way, both_ends
 
 
 @dataclass(frozen=True)
@@ -87,16 +89,19 @@ class Taker:
 
 
 async def fetch(
-    holder: Holder, taker: Taker, faults: Faults = NO_FAULTS, seed: int = 0, idle_s: float = 0.05
+    holder: Holder, taker: Taker, faults: Faults = NO_FAULTS, seed: int = 0, idle_s: float = 0.05, way: Way = TCP
 ) -> Fetched:
-    async def serve(channel: Channel) -> None:
-        assert isinstance(channel, TcpChannel)
-        faulty = FaultyChannel(channel, faults, seed)
-        await serve_fetch(faulty, await faulty.receive(), holder)
-        await asyncio.sleep(0.2)  # a stalled worker keeps its connection
+    async def serve(connection: Channel) -> None:
+        assert isinstance(connection, TcpChannel)
+        channel = way.holder.serving(FaultyChannel(connection, faults, seed))
+        try:
+            await serve_fetch(channel, await channel.receive(), holder)
+            await asyncio.sleep(0.2)  # a stalled worker keeps its connection
+        finally:
+            channel.close()
 
     async with listening(serve) as port:
-        channel = await connect("127.0.0.1", port)
+        channel = await way.reader.connect("127.0.0.1", port)
         try:
             return await fetch_blocks(channel, KEYS, taker, idle_s)
         finally:
@@ -115,27 +120,33 @@ class listening:
         await self.listener.close()
 
 
-def test_blocks_come_whole_and_in_order() -> None:
+@pytest.fixture(scope="module", params=TRANSPORTS)
+def way(request: pytest.FixtureRequest) -> Iterator[Way]:
+    with both_ends(request.param) as way:
+        yield way
+
+
+def test_blocks_come_whole_and_in_order(way: Way) -> None:
     holder, taker = Holder(), Taker()
-    fetched = asyncio.run(fetch(holder, taker, idle_s=5))
+    fetched = asyncio.run(fetch(holder, taker, idle_s=5, way=way))
     assert fetched == Fetched(40, 40, 0, 40 * 8000, "complete")
     assert taker.written == {i: content(key) for i, key in enumerate(KEYS)}
-    assert holder.open_leases == taker.open_tickets == 0
+    assert holder.open_leases == taker.open_tickets == way.num_pieces_in_use() == 0
 
 
-def test_blocks_that_are_here_are_not_sent() -> None:
+def test_blocks_that_are_here_are_not_sent(way: Way) -> None:
     taker = Taker(here=set(range(30)))
-    assert asyncio.run(fetch(Holder(), taker, idle_s=5)).num_received == 10
+    assert asyncio.run(fetch(Holder(), taker, idle_s=5, way=way)).num_received == 10
     assert set(taker.written) == set(range(30, 40))
 
 
-def test_a_holder_of_a_part_sends_the_part_without_a_wait() -> None:
-    assert asyncio.run(fetch(Holder(num_held=7), Taker(), idle_s=60)).num_blocks == 7
+def test_a_holder_of_a_part_sends_the_part_without_a_wait(way: Way) -> None:
+    assert asyncio.run(fetch(Holder(num_held=7), Taker(), idle_s=60, way=way)).num_blocks == 7
 
 
-def test_an_expired_lease_ends_the_transfer_and_what_came_is_kept() -> None:
+def test_an_expired_lease_ends_the_transfer_and_what_came_is_kept(way: Way) -> None:
     holder = Holder(num_reads_before_expiry=0)  # after the batch that comes with the lease
-    fetched = asyncio.run(fetch(holder, Taker(), idle_s=60))
+    fetched = asyncio.run(fetch(holder, Taker(), idle_s=60, way=way))
     assert fetched.num_blocks == 16 and holder.open_leases == 0
 
 
@@ -152,15 +163,19 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_under_every_fault_only_whole_blocks_are_kept_and_all_room_comes_back(name: str) -> None:
+def test_under_every_fault_only_whole_blocks_are_kept_and_all_room_comes_back(name: str, way: Way) -> None:
     for seed in range(6):
         holder, taker = Holder(), Taker()
-        fetched = asyncio.run(fetch(holder, taker, FAULTS[name], seed))
+        with way.damaging(FAULTS[name].corrupt, seed):
+            all_come = name in ("duplicate", "reorder", "corrupt")  # then it ends without a wait
+            fetched = asyncio.run(fetch(holder, taker, FAULTS[name], seed, 5 if all_come else 0.05, way))
         assert all(data == content(KEYS[i]) for i, data in taker.written.items())
-        assert taker.open_tickets == 0 and holder.open_leases == 0
+        assert taker.open_tickets == 0 and holder.open_leases == 0 and way.num_pieces_in_use() == 0
         assert fetched.num_received == len(taker.here) >= fetched.num_blocks
         if name in ("duplicate", "reorder"):
             assert fetched.num_blocks == 40
+        if name == "corrupt":
+            assert fetched.num_damaged > 0
 
 
 def test_blocks_that_nobody_asked_for_are_not_taken() -> None:

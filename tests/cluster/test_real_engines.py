@@ -144,6 +144,34 @@ def test_a_drafters_rows_come_with_the_blocks(smollm2_float32: LoadedModel) -> N
     asyncio.run(check_disaggregated(smollm2_float32, "eagle3", prompt))
 
 
+@pytest.mark.slow
+def test_rows_of_a_drafter_that_come_with_blocks_are_those_that_one_engine_makes(smollm2_float32: LoadedModel) -> None:
+    """Also the last one of the last block, which is made with the token after it."""
+    prompt = smollm2_float32.tokenizer.encode(TEXT)
+    params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
+
+    async def run() -> None:
+        llm = AsyncLLM(smollm2_float32, {"method": "eagle3"}, **OPTIONS)
+        one = await EngineSeam.make(llm, [], {1: 0.01})
+        await read(one.generate({"prompt_token_ids": prompt}, params, "alone"))
+        expected = await blocks_of(one, prompt)
+        llm.shutdown()
+        async with real_cluster(smollm2_float32, "eagle3", "prefill", "decode") as cluster:
+            await cluster.ask(prompt, params, "r")
+            for node in cluster.nodes:
+                assert await blocks_of(node.worker.engine, prompt) == expected
+
+    asyncio.run(run())
+
+
+async def blocks_of(engine: Any, prompt: list[int]) -> list[bytes]:
+    hashes = [key.hash for key in engine.keys(prompt, "")]
+    lease, data = await engine.pin(hashes, len(hashes))
+    await engine.release(lease)
+    assert len(data) == len(hashes)
+    return list(data)
+
+
 @pytest.mark.parametrize("case", CASES, ids=["greedy", "seeded"])
 @pytest.mark.parametrize("after", [1, 5, 12])
 def test_a_request_resumed_elsewhere_goes_on_as_it_would_have(case: dict[str, Any], after: int) -> None:
