@@ -33,8 +33,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--kv-cache-dtype",
         default="auto",
         choices=["auto", "float16", "int16", "int8"],
-        help="keys and values, on the native CPU kernels. int16: as exact as float16, attention multiplies integers; int8: "
-        "half the memory (default: %(default)s: int16 beside quantized weights on AVX-512 VNNI)",
+        help="of keys and values, on the native CPU kernels; int16: as near as float16, and attention multiplies "
+        "integers; int8: half the memory (default: %(default)s: int16 beside quantized weights on AVX-512 VNNI)",
     )
     group.add_argument(
         "--batch-invariant",

@@ -59,7 +59,7 @@ class LoadedModel:
 def load_model(
     model: str,
     *,
-    dtype: str = "auto",  # float32 on a CPU (quantized: float16 keys and values), bfloat16 on CUDA
+    dtype: str = "auto",  # float32 on a CPU (quantized: 16-bit keys and values), bfloat16 on CUDA
     device: str = "auto",
     quantization: str | None = "auto",  # "int8", "gguf", "checkpoint", None, or what `_quantization` picks
     batch_invariant: bool | None = None,  # None: where it costs next to nothing, see `_batch_invariant`

@@ -65,7 +65,8 @@ int Pass::attention_tile() const {
   constexpr float kReading = 0.75f;  // of the keys, in units of one row's work
   int best = 1;
   float best_time = INFINITY;
-  const int most = std::clamp(kTaskQueries / (c_.num_heads / c_.num_kv_heads), 1, c_.kv_format == KV_I16 ? kIntegerRows : kAttentionRows);
+  const int rows = c_.kv_format == KV_I16 ? kIntegerRows : kAttentionRows;
+  const int most = std::clamp(kTaskQueries / (c_.num_heads / c_.num_kv_heads), 1, rows);
   for (int tile = 1; tile <= most; tile++) {
     int tasks = 0;
     for (int r = 0; r < b_.num_requests; r++) tasks += (b_.cu_query[r + 1] - b_.cu_query[r] + tile - 1) / tile;
