@@ -2,9 +2,9 @@
 
     python benchmarks/kv_formats.py [--contexts 512 2048 6000] [--threads 1] [--formats float16 int16]
 
-Formats take turns chunk by chunk and row count by row count; the least of `--repeats` times counts. With one thread it is
-processor time, which other programs on the machine hardly change. Prints the first format's time and the others' share
-of it, and one JSON line.
+Formats take turns chunk by chunk and row count by row count; the least of `--repeats` times counts. With one thread it
+is processor time, which other programs on the machine hardly change. Prints the first format's time and the others'
+share of it, and one JSON line.
 """
 
 import argparse
