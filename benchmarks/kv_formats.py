@@ -11,13 +11,14 @@ import argparse
 import json
 import sys
 import time
+from typing import Any
 
 import torch
 
 from paceline.bench.run.provenance import provenance
 from paceline.core.kv_tensor import allocate_kv
 from paceline.core.packing import RequestRows, pack
-from paceline.models.loader import load_model
+from paceline.models.loader import LoadedModel, load_model
 
 BLOCK_SIZE, CHUNK, ROWS = 16, 512, (1, 4, 16)
 
@@ -30,7 +31,7 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=2)
     args = parser.parse_args()
-    options = {"device": "cpu", "kernels": "native", "num_threads": args.threads, "quiet": True}
+    options: dict[str, Any] = {"device": "cpu", "kernels": "native", "num_threads": args.threads, "quiet": True}
     models = {name: load_model(args.model, kv_cache_dtype=name, **options) for name in args.formats}
     rows = []
     for context in args.contexts:
@@ -43,7 +44,7 @@ def main() -> int:
     return 0
 
 
-def measure(models: dict, context: int, threads: int, repeats: int) -> dict[str, dict[str, float]]:
+def measure(models: dict[str, LoadedModel], context: int, threads: int, repeats: int) -> dict[str, dict[str, float]]:
     """Seconds of the prompt, and of some rows after it, for each format."""
     clock = time.thread_time if threads == 1 else time.perf_counter
     num_blocks = -(-(context + max(ROWS)) // BLOCK_SIZE)
