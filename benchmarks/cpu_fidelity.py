@@ -35,6 +35,7 @@ FORMATS: dict[str, tuple[torch.dtype, str | None, torch.dtype]] = {
     "native bfloat16": (torch.bfloat16, None, torch.bfloat16),
     "native gguf": (torch.float32, "gguf", torch.float32),
     "native gguf, float16 KV": (torch.float16, "gguf", torch.float16),
+    "native gguf, int16 KV": (torch.float16, "gguf", torch.int16),
     "native gguf, int8 KV": (torch.float16, "gguf", torch.int8),
     "native int8": (torch.float32, "int8", torch.float32),
 }

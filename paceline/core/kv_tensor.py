@@ -11,12 +11,12 @@ from torch import Tensor
 from paceline.core.model_config import ModelConfig
 
 CACHE_LINE = 64  # bytes
-SCALE_BYTES = 4  # of a head's keys or values at one position, where they are bytes (torch.int8)
+SCALE_BYTES = 4  # of a head's keys or values at one position, where they are integers
 
 
 def head_elements(config: ModelConfig, dtype: torch.dtype) -> int:
-    """What one head of one position takes: its numbers, and where they are bytes, a float32 scale beside them."""
-    return config.head_dim + (SCALE_BYTES if dtype == torch.int8 else 0)
+    """What one head of one position takes: its numbers, and where they are integers, a float32 scale beside them."""
+    return config.head_dim + (0 if dtype.is_floating_point else SCALE_BYTES // dtype.itemsize)
 
 
 def allocate_kv(config: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device) -> Tensor:

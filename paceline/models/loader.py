@@ -36,6 +36,7 @@ DTYPES = {
     "half": torch.float16,
     "float": torch.float32,
 }
+KV_DTYPES = {"auto": None, "float16": torch.float16, "int16": torch.int16, "int8": torch.int8}
 DEVICES = ("auto", "cpu", "cuda")
 KERNELS = ("auto", "native", "torch")
 TRITON_CAPABILITY = (8, 0)  # the first with bfloat16 in its tensor cores, and what Triton still supports
@@ -58,13 +59,13 @@ class LoadedModel:
 def load_model(
     model: str,
     *,
-    dtype: str = "auto",  # float32 on a CPU (quantized: float16 keys and values), bfloat16 on CUDA
+    dtype: str = "auto",  # float32 on a CPU (quantized: 16-bit keys and values), bfloat16 on CUDA
     device: str = "auto",
     quantization: str | None = "auto",  # "int8", "gguf", "checkpoint", None, or what `_quantization` picks
     batch_invariant: bool | None = None,  # None: where it costs next to nothing, see `_batch_invariant`
     num_threads: int | None = None,
     kernels: str = "auto",
-    kv_cache_dtype: str = "auto",  # "int8": bytes with a scale per head and position, on the native kernels
+    kv_cache_dtype: str = "auto",  # see `_kv_dtype`
     quiet: bool = False,
 ) -> LoadedModel:
     """Resolve, read and build a model. `num_threads` sets PyTorch's threads where PyTorch computes."""
@@ -88,6 +89,8 @@ def load_model(
     if dtype == "auto" and quantization and use_native:
         torch_dtype = torch.float16  # keys and values: finer than the weights, at half the bytes of float32
     kv_dtype = _kv_dtype(kv_cache_dtype, torch_dtype, use_native)
+    if (kv_cache_dtype, dtype) == ("auto", "auto") and quantization and use_native and _multiplies_int16(config):
+        kv_dtype = torch.int16
     tokenizer = load_tokenizer(path)
     decoder: Target
     capture: Callable[[PassRoom], PaddedDecoder] | None = None
@@ -185,13 +188,22 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def _kv_dtype(asked: str, dtype: torch.dtype, use_native: bool) -> torch.dtype:
-    if asked not in ("auto", "int8"):
-        raise InvalidOptionError(f"kv_cache_dtype must be auto or int8, but is {asked!r}")
-    if asked == "int8" and not use_native:
+    """The dtype, unless another one was asked for. Integers have a float32 scale for each head of a position."""
+    if asked not in KV_DTYPES:
+        raise InvalidOptionError(f"kv_cache_dtype must be one of {', '.join(KV_DTYPES)}, but is {asked!r}")
+    if asked != "auto" and not use_native:
         raise InvalidOptionError(
-            "kv_cache_dtype 'int8' is what the native CPU kernels have, and they do not run here: leave it out"
+            f"kv_cache_dtype {asked!r} is what the native CPU kernels have, and they do not run here: leave it out"
         )
-    return torch.int8 if asked == "int8" else dtype
+    return KV_DTYPES[asked] or dtype
+
+
+def _multiplies_int16(config: ModelConfig) -> bool:
+    """Whether attention in int16 is faster than in float32 here. It has been measured with this set's kernels alone."""
+    from paceline.models.native import has_int16_keys
+    from paceline.ops import native
+
+    return native.instruction_set() == "avx512-vnni" and has_int16_keys(config)
 
 
 def _quantization(asked: str | None, path: Path, dtype: str, has_kernels: bool) -> str | None:
@@ -254,8 +266,9 @@ def _execution(decoder: Target, quantization: str | None) -> str:
         "checkpoint": "the folder's own quantized values",
         "int8": "int8 weights",
     }.get(quantization or "", "")
-    if isinstance(decoder, NativeDecoder) and decoder.dtype == torch.int8:
-        weights = f"{weights or 'plain weights'}, int8 keys and values"
+    if isinstance(decoder, NativeDecoder) and not decoder.dtype.is_floating_point:
+        name = str(decoder.dtype).removeprefix("torch.")
+        weights = f"{weights or 'plain weights'}, {name} keys and values"
     weights = weights or str(decoder.dtype).removeprefix("torch.")
     bits = "batch-invariant" if decoder.batch_invariant else "not batch-invariant: an answer may change with its batch"
     if isinstance(decoder, NativeDecoder):

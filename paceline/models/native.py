@@ -34,11 +34,12 @@ from paceline.models.packed_weights import PackedWeights
 from paceline.models.rope import rope_frequencies
 from paceline.ops.native import available, default_num_threads, unavailable_reason
 from paceline.ops.native.layers import unpack_rows
-from paceline.ops.native.library import FORMATS, KV_BYTES, STATUS, Batch, Config, library
+from paceline.ops.native.library import FORMATS, KV_INTEGERS, STATUS, Batch, Config, library
 
 NATIVE_PARTS = frozenset({"layers without rotary embedding"})  # of `ModelConfig.special_parts`
 QUANTIZATIONS = ("int8", "gguf", "checkpoint")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+KV_INT16_STEP = 16  # dimensions of a head that one register holds
 BATCH_INTS = (
     "token_ids",
     "positions",
@@ -65,7 +66,7 @@ class NativeDecoder:
         dtype: torch.dtype = torch.float32,  # of plain weights, and of the KV cache unless kv_dtype says otherwise
         quantization: str | None = None,
         num_threads: int | None = None,
-        kv_dtype: torch.dtype | None = None,  # torch.int8: bytes, with a scale for each head of a position
+        kv_dtype: torch.dtype | None = None,  # torch.int8, int16: with a scale for each head of a position
     ) -> None:
         if not available():
             raise UnsupportedModelError(unavailable_reason() or "")
@@ -83,6 +84,11 @@ class NativeDecoder:
             raise InvalidOptionError("quantization 'gguf' computes on GGUF blocks, but these weights have none")
         self.config = config
         self.dtype = kv_dtype or dtype
+        if self.dtype == torch.int16 and not has_int16_keys(config):
+            raise InvalidOptionError(
+                f"int16 keys and values need heads of a multiple of {KV_INT16_STEP} numbers, but this model's have "
+                f"{config.head_dim}: leave kv_cache_dtype out"
+            )
         self.quantization = quantization
         self.num_threads = num_threads or default_num_threads()
         self._threads_used = self.num_threads
@@ -189,7 +195,7 @@ class NativeDecoder:
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            kv_format=KV_BYTES if self.dtype == torch.int8 else FORMATS[_name(self.dtype)],
+            kv_format=(FORMATS if self.dtype.is_floating_point else KV_INTEGERS)[_name(self.dtype)],
             num_threads=self.num_threads,
             rms_norm_eps=config.rms_norm_eps,
             rope_scale=rope_scale,
@@ -201,6 +207,10 @@ class NativeDecoder:
         if not model:
             raise MemoryError("no memory for the native decoder")
         return int(model)
+
+
+def has_int16_keys(config: ModelConfig) -> bool:
+    return config.head_dim % KV_INT16_STEP == 0
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -59,7 +59,7 @@ def test_a_type_of_keys_that_does_not_exist_is_refused(
 ) -> None:
     with pytest.raises(SystemExit):
         run("m", "--kv-cache-dtype", "fp8")
-    assert "'auto', 'int8'" in capsys.readouterr().err and not started
+    assert "'auto', 'float16', 'int16', 'int8'" in capsys.readouterr().err and not started
     run("m", "--kv-cache-dtype", "int8")
     assert started["options"]["kv_cache_dtype"] == "int8"
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from paceline.core.forward import ForwardBatch
+from paceline.core.kv_tensor import allocate_kv
 from paceline.core.model_config import ModelConfig
 from paceline.core.weights import Weights
 from paceline.models.config import config_from_dict
@@ -167,8 +168,7 @@ def small_decoder(
 
 
 def kv_cache(decoder: Decoder, num_slots: int) -> torch.Tensor:
-    config = decoder.config
-    return torch.zeros(config.num_layers, 2, num_slots, config.num_kv_heads, config.head_dim, dtype=decoder.dtype)
+    return allocate_kv(decoder.config, num_slots, decoder.dtype, decoder.device)
 
 
 def run(decoder: Decoder, batch: ForwardBatch, num_slots: int) -> torch.Tensor:

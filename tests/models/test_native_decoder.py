@@ -9,6 +9,7 @@ from gguf import GGMLQuantizationType, quantize
 from torch import Tensor
 
 from paceline.core.forward import ForwardBatch
+from paceline.core.kv_tensor import allocate_kv
 from paceline.core.model_config import ModelConfig
 from paceline.core.tree import DraftTree
 from paceline.core.weights import QuantizedTensor, Weights
@@ -24,8 +25,15 @@ from tests.placement import NUM_THREADS, OFFSETS, at_offset, weights_at_offset
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.unavailable_reason()))
 
 TREE = DraftTree([3, 4, 5, 6, 7, 8, 9], [-1, 0, 0, -1, 3, 2, 4])
-# (dtype, quantization) in which bits are compared
-PATHS = [("float32", None), ("bfloat16", None), ("float16", None), ("float32", "int8"), ("float16", "gguf")]
+# (dtype, quantization) in which bits are compared; int16: of keys and values alone
+PATHS = [
+    ("float32", None),
+    ("bfloat16", None),
+    ("float16", None),
+    ("float32", "int8"),
+    ("float16", "gguf"),
+    ("int16", "gguf"),
+]
 
 
 def blocks(weights: Weights, kind: str) -> dict[str, Tensor | QuantizedTensor]:
@@ -45,8 +53,7 @@ def small_config(variant: str, **changes: Any) -> ModelConfig:
 
 
 def kv_cache(decoder: NativeDecoder | Decoder, num_slots: int) -> Tensor:
-    config = decoder.config
-    return torch.zeros(config.num_layers, 2, num_slots, config.num_kv_heads, config.head_dim, dtype=decoder.dtype)
+    return allocate_kv(decoder.config, num_slots, decoder.dtype, decoder.device)
 
 
 def run(decoder: NativeDecoder | Decoder, batch: ForwardBatch, num_slots: int) -> Tensor:
@@ -107,13 +114,18 @@ def test_int8_stays_close_to_float_and_to_blocks() -> None:
 def bit_decoder(
     path: tuple[str, str | None], num_threads: int = 2, variant: str = "mistral-window", offset_bytes: int = 0
 ) -> NativeDecoder:
-    dtype, quantization = path
+    dtype, quantization = getattr(torch, path[0]), path[1]
     config = small_config(variant, hidden_size=96, intermediate_size=160, head_dim=32, num_heads=6, num_layers=2)
     weights: Weights = weights_at_offset(random_weights(config), offset_bytes)
     if quantization == "gguf":
         weights = blocks(weights, "Q4_1")
     return NativeDecoder(
-        config, weights, dtype=getattr(torch, dtype), quantization=quantization, num_threads=num_threads
+        config,
+        weights,
+        dtype=dtype if dtype.is_floating_point else torch.float16,
+        quantization=quantization,
+        num_threads=num_threads,
+        kv_dtype=dtype,
     )
 
 

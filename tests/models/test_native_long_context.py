@@ -14,7 +14,9 @@ pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.unavai
 LENGTH = 530  # of the context: above where threads begin to share it, and no multiple of anything
 
 
-@pytest.mark.parametrize("path", [("float32", None), ("bfloat16", None), ("float16", "gguf")], ids=str)
+@pytest.mark.parametrize(
+    "path", [("float32", None), ("bfloat16", None), ("float16", "gguf"), ("int16", "gguf")], ids=str
+)
 @pytest.mark.parametrize("variant", ["qwen3", "mistral-window"])
 def test_few_rows_after_a_long_prompt_have_the_bits_of_the_prompt(
     path: tuple[str, str | None], variant: str, instruction_set: str

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from paceline.core.forward import ForwardBatch
+from paceline.core.kv_tensor import allocate_kv
 from paceline.errors import InvalidOptionError
 from paceline.models import loader, packed_cache
 from paceline.models.loader import load_model
@@ -40,7 +41,7 @@ def entries(model: Path) -> list[Path]:
 def logits(model: Path) -> torch.Tensor:
     decoder = load_model(str(model), quiet=True).decoder
     config, pool = decoder.config, Pool(1, 32)
-    cache = torch.zeros(config.num_layers, 2, pool.num_slots, config.num_kv_heads, config.head_dim, dtype=decoder.dtype)
+    cache = allocate_kv(config, pool.num_slots, decoder.dtype, decoder.device)
     batch: ForwardBatch = pool.batch(Rows(0, 0, [3, 1, 4, 1, 5]))
     return decoder.forward(batch, cache).logits
 

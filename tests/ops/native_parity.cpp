@@ -1,9 +1,11 @@
 // One instruction set's kernels against a plain C++ twin of theirs, bit by bit. tests/ops/test_native_parity.py builds
 // it with -DFAST=kernels_..., natively or for another machine, and runs it. Prints what differs; 0 where nothing does.
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
 #include <random>
 #include <vector>
 
@@ -144,12 +146,61 @@ void check_attention() {
       }
 }
 
+// Keys and values in 16-bit integers: a task as a whole, and in the steps that threads share.
+void check_integer_attention() {
+  const int heads = 3, slots = 900, nodes = 3;
+  for (int dim : {64, 48, 128})
+    for (int context : {5, 64, 600})
+      for (int rows : {1, 3, 9}) {
+        const int row_floats = heads * dim, slot = (int)kv_slot_elements(KV_I16, 1, dim);
+        const std::vector<float> q = normal((size_t)rows * row_floats, 2.0f), wide = normal((size_t)2 * slots * dim);
+        std::vector<int16_t> caches[2];
+        int which = 0;
+        for (const Kernels* k : {&FAST, &kernels_twin}) {
+          caches[which].assign((size_t)2 * slots * slot + 32, 0);
+          for (int i = 0; i < 2 * slots; i++)
+            k->store_kv(wide.data() + (size_t)i * dim, 1, dim, caches[which].data() + (size_t)i * slot, KV_I16);
+          which++;
+        }
+        same("store_kv of 16 bits", dim, caches[0].data(), caches[1].data(), caches[0].size() * 2);
+        std::vector<int32_t> places(context), node_slots{890, 891, 892}, tail_nodes{0, 1, 2};
+        for (int i = 0; i < context; i++) places[i] = (i * 7) % 880;
+        std::vector<KeyList> lists(rows);
+        for (int r = 0; r < rows; r++)  // rows that see ever more of the context, then nodes of a chain
+          lists[r] = {places.data(), node_slots.data(), tail_nodes.data(), context, 0, context + r % 4};
+        if (rows == 9) lists[4] = {places.data(), node_slots.data(), tail_nodes.data(), context - 3, 1, context - 3};
+        std::vector<float> out[4];
+        for (int i = 0; i < 4; i++) {
+          const Kernels& k = i % 2 ? kernels_twin : FAST;
+          out[i].assign((size_t)rows * row_floats, 7.0f);
+          std::vector<float> keys((size_t)kMostKeyBlocks * 16 * dim + 16), packed((size_t)rows * row_floats + 16);
+          std::vector<float> scores(attention_pair_scores(rows, heads, dim, context + nodes, nodes) + 16, NAN);
+          const int16_t* cache = caches[0].data();
+          const AttentionTask task{q.data(), lists.data(), out[i].data(), (size_t)row_floats, (size_t)row_floats, rows, heads,
+                                   node_slots.data(), nodes, dim, cache, cache + (size_t)slots * slot, (size_t)slot, KV_I16,
+                                   0.125f, keys.data(), packed.data(), scores.data()};
+          if (i < 2) {
+            k.attention(task);
+            continue;
+          }
+          for (int from = 0; from < context; from += 256) k.score_positions(&task, 1, from, std::min(context, from + 256));
+          for (int query = 0; query < rows * heads; query++) k.weigh(task, query);
+          for (int from = 0; from < dim; from += 32) k.add_dimensions(&task, 1, from, std::min(dim, from + 32));
+        }
+        for (int i = 1; i < 4; i++)
+          same("attention of 16 bits", dim * 10000 + context * 10 + rows, out[0].data(), out[i].data(), out[0].size() * 4);
+      }
+}
+
 }  // namespace
 
 int main() {
+#if !defined(INTEGER_ATTENTION_ALONE)  // AVX-512 has a reciprocal of its own
   check_products();
   check_rows();
   check_attention();
+#endif
+  check_integer_attention();
   printf("%s: %d checks, %d differ\n", FAST.name, checks, failures);
   return failures ? 1 : 0;
 }

@@ -31,7 +31,9 @@ FLAGS = [flag for flag in COMMON_FLAGS if flag != "-O3"] + ["-O1"]  # bits do no
 pytestmark = pytest.mark.slow
 
 
-def build(compiler: list[str], kernels: str, flags: list[str], twin_flags: list[str], folder: Path) -> Path:
+def build(
+    compiler: list[str], kernels: str, flags: list[str], twin_flags: list[str], folder: Path, *defines: str
+) -> Path:
     """The program that compares `kernels` with the twin."""
     (folder / "twin.cpp").write_text(TWIN)
     sources = {
@@ -39,7 +41,7 @@ def build(compiler: list[str], kernels: str, flags: list[str], twin_flags: list[
         folder / "twin.cpp": twin_flags,
         SOURCE_DIR / "pack.cpp": [],
         SOURCE_DIR / "pool.cpp": [],
-        PROGRAM: [f"-DFAST={kernels}"],
+        PROGRAM: [f"-DFAST={kernels}", *defines],
     }
     objects = []
     for source, extra in sources.items():
@@ -92,6 +94,18 @@ def test_avx_kernels_have_the_bits_of_their_twin(
     except BuildError as error:
         pytest.skip(str(error))
     assert "checks, 0 differ" in run([str(build(compiler, kernels, flags, ["-mfma"], tmp_path))])
+
+
+def test_attention_in_integers_has_the_bits_of_its_twin_on_avx512(tmp_path: Path) -> None:
+    """And its steps that threads share have the bits of a whole task."""
+    if missing := {"avx512bw", "avx512dq", "avx512vl", "avx512_vnni"} - processor_flags():
+        pytest.skip(f"this processor lacks {', '.join(sorted(missing))}")
+    try:
+        compiler = find_compiler().split()
+    except BuildError as error:
+        pytest.skip(str(error))
+    flags, defines = X86_FLAGS["kernels_avx512"], ["-DINTEGER_ATTENTION_ALONE"]
+    assert "checks, 0 differ" in run([str(build(compiler, "kernels_avx512", flags, ["-mfma"], tmp_path, *defines))])
 
 
 def test_what_differs_is_found(tmp_path: Path) -> None:

@@ -67,7 +67,9 @@ def test_threads_come_back_when_the_others_are_gone() -> None:
     assert (used[-100:] == 4).all()
 
 
-@pytest.mark.parametrize("path", [("float32", None), ("float32", "int8"), ("float16", "gguf")], ids=str)
+@pytest.mark.parametrize(
+    "path", [("float32", None), ("float32", "int8"), ("float16", "gguf"), ("int16", "gguf")], ids=str
+)
 @pytest.mark.usefixtures("spinning")
 def test_a_prompt_shared_by_rows_has_the_bits_of_its_chunks(path: tuple[str, str | None]) -> None:
     decoder = bit_decoder(path, num_threads=1)

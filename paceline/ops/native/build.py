@@ -108,7 +108,8 @@ def main() -> None:
         f"LD_PRELOAD={':'.join(runtimes)} ASAN_OPTIONS=detect_leaks=0 PACELINE_NATIVE_LIBRARY={path.resolve()} "
         "python -m pytest tests/ops/test_native_kernels.py tests/ops/test_native_rows.py "
         "tests/ops/test_native_noise.py tests/spec/lookup/test_native_suffix.py tests/models/test_native_decoder.py "
-        "tests/models/test_native_long_context.py tests/ops/test_native_team.py tests/models/test_native_kv_bytes.py"
+        "tests/models/test_native_long_context.py tests/ops/test_native_team.py tests/models/test_native_kv_bytes.py "
+        "tests/models/test_native_kv_shorts.py"
     )
 
 

@@ -20,7 +20,7 @@ INSTRUCTION_SETS = ("avx512-vnni", "avx-vnni", "avx2", "neon-dotprod", "portable
 
 # Panel formats that float weights may be asked for
 FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 5}
-KV_BYTES = 16  # `KV_I8` of src/kernels.h
+KV_INTEGERS = {"int8": 16, "int16": 17}  # `KV_I8`, `KV_I16` of src/kernels.h
 # What a matrix is made from: torch dtypes and GGUF's block names
 SOURCES = {
     "float32": 0,

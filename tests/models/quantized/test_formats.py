@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from paceline.core.forward import Target
+from paceline.core.kv_tensor import allocate_kv
 from paceline.core.sampling_params import SamplingParams
 from paceline.llm import LLM
 from paceline.models.decoder import Decoder
@@ -32,9 +33,8 @@ NATIVE_BOUND = {EXACT: 0.05, AGAIN: 0.07, HALVES: 0.003}
 
 def logits(decoder: Target) -> torch.Tensor:
     config, pool = decoder.config, Pool(1, 24)
-    shape = (config.num_layers, 2, pool.num_slots, config.num_kv_heads, config.head_dim)
     batch = pool.batch(Rows(0, 0, tokens(config, 24)))
-    return decoder.forward(batch, torch.zeros(shape, dtype=decoder.dtype)).logits
+    return decoder.forward(batch, allocate_kv(config, pool.num_slots, decoder.dtype, decoder.device)).logits
 
 
 def reference(meant: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -116,8 +116,7 @@ def test_bits_do_not_depend_on_company(form: str, tmp_path: Path) -> None:
     decoder = load_model(str(tmp_path), device="cpu", quiet=True).decoder
     config, pool = decoder.config, Pool(2, 24)
     prompts = [tokens(config, 20, seed=1), tokens(config, 13, seed=2)]
-    shape = (config.num_layers, 2, pool.num_slots, config.num_kv_heads, config.head_dim)
-    cache = torch.zeros(shape, dtype=decoder.dtype)
+    cache = allocate_kv(config, pool.num_slots, decoder.dtype, decoder.device)
     together = decoder.forward(pool.batch(Rows(0, 0, prompts[0]), Rows(1, 0, prompts[1])), cache).logits
     alone = [decoder.forward(pool.batch(Rows(r, 0, prompts[r])), cache).logits for r in (0, 1)]
     assert torch.equal(together, torch.cat(alone))

@@ -8,7 +8,7 @@ struct PlModel;
 
 struct PlConfig {
   int32_t vocab_size, hidden_size, intermediate_size, num_layers, num_heads, num_kv_heads, head_dim;
-  int32_t kv_format;    // of kernels.h: F32, BF16, F16 or KV_I8
+  int32_t kv_format;    // of kernels.h: F32, BF16, F16, KV_I8 or KV_I16
   int32_t num_threads;
   float rms_norm_eps;
   float rope_scale;     // factor on cos and sin

@@ -13,12 +13,13 @@
 //   multiplied by the scale. That is exact where scale * zero is no f16.
 enum Format { F32 = 0, BF16 = 1, F16 = 2, U4 = 3, U4M = 4, U8 = 5, U8M = 6, U4Z = 7, U8Z = 8 };
 // How keys and values lie in the cache: F32, BF16, F16, or bytes with a float32 scale for each head of a position. A slot
-// is then [heads][head_dim] bytes, and after them [heads] scales.
-constexpr int KV_I8 = 16;
+// is then [heads][head_dim] bytes, and after them [heads] scales. KV_I16: 16-bit integers, each head's scale right behind
+// them; attention multiplies integers then (attention_pairs.inc). Heads must have a multiple of 16 dimensions.
+constexpr int KV_I8 = 16, KV_I16 = 17;
 static constexpr size_t kv_element_bytes(int kv_format) { return kv_format == F32 ? 4 : kv_format == KV_I8 ? 1 : 2; }
 // Of one slot, in elements.
 static constexpr size_t kv_slot_elements(int kv_format, int kv_heads, int head_dim) {
-  return (size_t)kv_heads * (head_dim + (kv_format == KV_I8 ? 4 : 0));
+  return (size_t)kv_heads * (head_dim + (kv_format == KV_I8 ? 4 : kv_format == KV_I16 ? 2 : 0));
 }
 static constexpr bool is_quantized(int format) { return format >= U4; }
 static constexpr bool has_zeros(int format) { return format == U4Z || format == U8Z; }
@@ -84,11 +85,11 @@ struct AttentionTask {
   const void* key_cache;    // [slot][slot_stride], at this head
   const void* value_cache;
   size_t slot_stride;       // elements
-  int kv_format;            // F32, BF16, F16 or KV_I8
+  int kv_format;            // F32, BF16, F16, KV_I8 or KV_I16
   float scale;
   float* keys;              // scratch: [kMostKeyBlocks][head_dim][16]
   float* packed;            // scratch: [rows * heads][head_dim]
-  float* scores;            // attention_scores(...) floats
+  float* scores;            // attention_scores(...) or attention_pair_scores(...) floats
   // KV_I8: the first slot's scales of this head, slots slot_stride bytes apart
   const uint8_t *key_scales = nullptr, *value_scales = nullptr;
 };
@@ -97,6 +98,13 @@ constexpr int kMostKeyBlocks = 2;  // of 16 keys, transposed at a time
 
 static constexpr size_t attention_scores(int rows, int heads, int max_length, int num_nodes) {
   return (size_t)rows * heads * (round_up(max_length, 16) + round_up(num_nodes, 16) + 1) + 16;
+}
+
+// KV_I16. attention() holds the scores of kPairPositions positions, the steps that threads share those of max_length.
+constexpr int kPairPositions = 256;
+static constexpr size_t attention_pair_scores(int rows, int heads, int head_dim, int max_length, int num_nodes) {
+  const size_t room = round_up(max_length, kPairPositions), nodes = round_up(num_nodes, 16);
+  return (size_t)rows * heads * (room + room / 64 + room / kPairPositions + 2 * nodes + 18 + head_dim) + room + nodes + 16;
 }
 
 constexpr int kRaceBlock = 64;  // tokens of a race that are looked at again together

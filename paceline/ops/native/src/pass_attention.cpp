@@ -8,7 +8,7 @@ void Pass::Worker::attend(const Layer& layer, int index) {
   const bool quantize_here = p.m_.any_quantized && span % kBlock == 0, to_scratch = quantize_here && !p.plain_attended_;
   share(PL_STEP_ATTEND, (int)p.items_.size(), [&](int i) {
     const AttentionItem item = p.items_[i];
-    KeyList lists[kAttentionRows];
+    KeyList lists[kIntegerRows];
     for (int r = 0; r < item.rows; r++) {
       lists[r] = p.lists_[item.row + r];
       if (layer.window) lists[r].first = std::max(0, lists[r].length - layer.window);

@@ -55,12 +55,18 @@ void Pass::build_key_lists() {
   }
 }
 
+size_t Pass::score_floats(int rows, int heads, int max_length, int num_nodes) const {
+  if (c_.kv_format == KV_I16) return attention_pair_scores(rows, heads, c_.head_dim, max_length, num_nodes);
+  return attention_scores(rows, heads, max_length, num_nodes);
+}
+
 // Rows per task: more rows share one reading of the keys, fewer make tasks that divide better among the threads.
 int Pass::attention_tile() const {
   constexpr float kReading = 0.75f;  // of the keys, in units of one row's work
   int best = 1;
   float best_time = INFINITY;
-  const int most = std::clamp(kTaskQueries / (c_.num_heads / c_.num_kv_heads), 1, kAttentionRows);
+  const int rows = c_.kv_format == KV_I16 ? kIntegerRows : kAttentionRows;
+  const int most = std::clamp(kTaskQueries / (c_.num_heads / c_.num_kv_heads), 1, rows);
   for (int tile = 1; tile <= most; tile++) {
     int tasks = 0;
     for (int r = 0; r < b_.num_requests; r++) tasks += (b_.cu_query[r + 1] - b_.cu_query[r] + tile - 1) / tile;
@@ -89,7 +95,7 @@ void Pass::build_attention_items() {
   // One scratch serves attention and, at other times, a tile of two products and what they make, or a row.
   out_floats_ = packed_floats_;
   scratch_floats_ = std::max(keys_floats_ + packed_floats_ + out_floats_ +
-                                 attention_scores(tile, heads, longest, most_nodes),
+                                 score_floats(tile, heads, c_.kv_format == KV_I16 ? kPairPositions : longest, most_nodes),
                              std::max((size_t)3 * kRowTile * kGroup * kPanel, (size_t)round_up(c_.hidden_size, 16)));
   scratch_floats_ = (scratch_floats_ + 31) / 16 * 16;
 }
@@ -115,7 +121,7 @@ void Pass::build_spread() {
       length = std::max(length, lists_[row].length);
     }
     item.scores = spread_floats_;
-    item.head_scores = round_up((int)attention_scores(item.rows, heads, std::max(length, context), item.num_nodes), 16);
+    item.head_scores = round_up((int)score_floats(item.rows, heads, std::max(length, context), item.num_nodes), 16);
     spread_floats_ += item.head_scores * c_.num_kv_heads;
     for (int from = 0; item.rows && (from < context || !from); from += kChunk)
       chunks_.push_back({r, from, std::min(context, from + kChunk)});

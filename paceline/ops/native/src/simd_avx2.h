@@ -57,6 +57,8 @@ inline vi vimul(vi x, vi y) { return {_mm256_mullo_epi32(x.a, y.a), _mm256_mullo
 inline vi vixor(vi x, vi y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
 inline vi viand(vi x, vi y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 template <int bits>
+inline vi vishift_left(vi x) { return {_mm256_slli_epi32(x.a, bits), _mm256_slli_epi32(x.b, bits)}; }
+template <int bits>
 inline vi vishift_right(vi x) { return {_mm256_srli_epi32(x.a, bits), _mm256_srli_epi32(x.b, bits)}; }
 inline vi vbits(vf x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
 inline vf vfrom_bits(vi x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
@@ -89,6 +91,29 @@ inline void vstore_i8(int8_t* p, vi x) {
   _mm256_store_si256((__m256i*)lanes, x.a);
   _mm256_store_si256((__m256i*)(lanes + 8), x.b);
   for (int i = 0; i < 16; i++) p[i] = (int8_t)lanes[i];
+}
+
+inline void vstore_i16(int16_t* p, vi x) {
+  alignas(32) int32_t lanes[16];
+  _mm256_store_si256((__m256i*)lanes, x.a);
+  _mm256_store_si256((__m256i*)(lanes + 8), x.b);
+  int16_t shorts[16];
+  for (int i = 0; i < 16; i++) shorts[i] = (int16_t)lanes[i];
+  __builtin_memcpy(p, shorts, 32);
+}
+inline void vstore_i16s(int16_t* p, vi a, vi b) { vstore_i16(p, a); vstore_i16(p + 16, b); }
+inline void vstore_ints(int32_t* p, vi x) {
+  _mm256_storeu_si256((__m256i*)p, x.a);
+  _mm256_storeu_si256((__m256i*)(p + 8), x.b);
+}
+inline vi vload_half_ints(const int16_t* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_setzero_si256()}; }
+inline __m256i pairs_half(const int16_t* p, const int16_t* q) {
+  const __m256i low = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+  return _mm256_or_si256(low, _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)q)), 16));
+}
+inline vi vload_pairs(const int16_t* p, const int16_t* q) { return {pairs_half(p, q), pairs_half(p + 8, q + 8)}; }
+inline vi dot2_s16(vi acc, vi x, vi y) {
+  return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y.b))};
 }
 
 inline float hsum(vf x) {

@@ -50,6 +50,8 @@ inline vi vimul(vi a, vi b) { return _mm512_mullo_epi32(a, b); }  // the low 32 
 inline vi vixor(vi a, vi b) { return _mm512_xor_si512(a, b); }
 inline vi viand(vi a, vi b) { return _mm512_and_si512(a, b); }
 template <int bits>
+inline vi vishift_left(vi a) { return _mm512_slli_epi32(a, bits); }
+template <int bits>
 inline vi vishift_right(vi a) { return _mm512_srli_epi32(a, bits); }  // zeros come in
 inline vi vbits(vf a) { return _mm512_castps_si512(a); }
 inline vf vfrom_bits(vi a) { return _mm512_castsi512_ps(a); }
@@ -69,6 +71,27 @@ inline void vstore_f16(uint16_t* p, vf a) {
 }
 inline vf vload_i8(const int8_t* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p))); }
 inline void vstore_i8(int8_t* p, vi a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a)); }
+
+inline void vstore_i16(int16_t* p, vi a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(a)); }
+inline void vstore_i16s(int16_t* p, vi a, vi b) {  // both, one after the other
+  const __m512i even = _mm512_setr_epi32(0x20000, 0x60004, 0xa0008, 0xe000c, 0x120010, 0x160014, 0x1a0018, 0x1e001c,
+                                         0x220020, 0x260024, 0x2a0028, 0x2e002c, 0x320030, 0x360034, 0x3a0038, 0x3e003c);
+  _mm512_storeu_si512(p, _mm512_permutex2var_epi16(a, even, b));
+}
+inline void vstore_ints(int32_t* p, vi a) { _mm512_storeu_si512(p, a); }
+inline vi vload_half_ints(const int16_t* p) {  // eight lanes, and zeros
+  return _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i*)p));
+}
+inline vi vload_pairs(const int16_t* p, const int16_t* q) {  // lane i: p[i] and q[i]
+  const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+  const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)q));
+  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+}
+// += the two products of a lane. In assembly, because GCC 12 moves the sums of a loop between registers and memory.
+inline vi dot2_s16(vi acc, vi a, vi b) {
+  asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));
+  return acc;
+}
 
 inline float hsum(vf a) {
   __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));

@@ -50,6 +50,8 @@ inline vi vimul(vi a, vi b) { return (vi)((vu)a * (vu)b); }
 inline vi vixor(vi a, vi b) { return a ^ b; }
 inline vi viand(vi a, vi b) { return a & b; }
 template <int bits>
+inline vi vishift_left(vi a) { return (vi)((vu)a << bits); }
+template <int bits>
 inline vi vishift_right(vi a) { return (vi)((vu)a >> bits); }
 inline vi vbits(vf a) { return (vi)a; }
 inline vf vfrom_bits(vi a) { return (vf)a; }
@@ -67,6 +69,25 @@ inline vf vload_f16(const uint16_t* p) { vf r{}; for (int i = 0; i < 16; i++) r[
 inline void vstore_f16(uint16_t* p, vf a) { for (int i = 0; i < 16; i++) p[i] = float_to_f16(a[i]); }
 inline vf vload_i8(const int8_t* p) { vf r{}; for (int i = 0; i < 16; i++) r[i] = (float)p[i]; return r; }
 inline void vstore_i8(int8_t* p, vi a) { for (int i = 0; i < 16; i++) p[i] = (int8_t)a[i]; }
+
+inline void vstore_i16(int16_t* p, vi a) {
+  int16_t shorts[16];
+  for (int i = 0; i < 16; i++) shorts[i] = (int16_t)a[i];
+  memcpy(p, shorts, 32);
+}
+inline void vstore_i16s(int16_t* p, vi a, vi b) { vstore_i16(p, a); vstore_i16(p + 16, b); }
+inline void vstore_ints(int32_t* p, vi a) { memcpy(p, &a, 64); }
+inline vi vload_half_ints(const int16_t* p) { vi a{}; memcpy(&a, p, 32); return a; }
+inline vi vload_pairs(const int16_t* p, const int16_t* q) {
+  vi r{};
+  for (int i = 0; i < 16; i++) r[i] = (int32_t)((uint32_t)(uint16_t)q[i] << 16 | (uint16_t)p[i]);
+  return r;
+}
+inline vi dot2_s16(vi acc, vi a, vi b) {
+  for (int i = 0; i < 16; i++)
+    acc[i] += (int32_t)(int16_t)a[i] * (int16_t)b[i] + (a[i] >> 16) * (b[i] >> 16);
+  return acc;
+}
 
 inline float hsum(vf a) {
   float s[16];
