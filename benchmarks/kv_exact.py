@@ -29,6 +29,7 @@ from paceline.cluster.backend import ClusterBackend
 from paceline.cluster.status import ask as ask_worker
 from paceline.core.outputs import RequestOutput
 from paceline.models.loader import LoadedModel, load_model
+from paceline.spec.config.speculative_config import SIZE_KEYS, SpeculativeConfig
 
 KINDS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0.0}, "seeded": {"temperature": 0.8}}
 WAYS = ("imported", "resumed", "folder")
@@ -37,9 +38,16 @@ OWN_TOKEN = 1000  # the first of so many that prompts begin with there
 Prompts = list[list[int]]
 
 
+def drafting(method: str) -> dict[str, Any]:
+    """At its default size: by price, passes would depend on time."""
+    config = SpeculativeConfig.parse({"method": method})
+    assert config is not None
+    return {"method": method} | {key: config.options[key] for key in SIZE_KEYS if config.options.get(key) is not None}
+
+
 def make(loaded: LoadedModel, method: str, **options: Any) -> LLM:
     sizes: dict[str, Any] = {"kv_cache_memory_bytes": 1 << 30, "max_model_len": 2048}
-    return LLM(loaded, {"method": method}, **sizes, **options)
+    return LLM(loaded, drafting(method), **sizes, **options)
 
 
 def send(source: LLM, target: LLM, prompt: list[int]) -> int:
@@ -105,7 +113,8 @@ def compare_routed(
     next token of the prompt that came first, and which one that is differs between a cluster and one engine."""
     prompts = [[OWN_TOKEN + i, *prompt] for i, prompt in enumerate(prompts)]
     asks = [Ask(0.0, prompt, args.tokens, i, KINDS[kind]["temperature"]) for i, prompt in enumerate(prompts)]
-    options = ["--spec-method", method, "--kv-cache-memory-bytes", str(1 << 30), "--max-model-len", "2048"]
+    options = ["--speculative-config", json.dumps(drafting(method))]
+    options += ["--kv-cache-memory-bytes", str(1 << 30), "--max-model-len", "2048"]
     with fleet(worker_command(args.model, 1, options), ROLES) as workers:
         addresses = workers.addresses()
         backend = ClusterBackend(addresses, loaded.tokenizer, "kv_aware", "remote")
