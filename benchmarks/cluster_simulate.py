@@ -1,7 +1,8 @@
 """The simulator beside real runs that it was not fitted to: is it within 20 % of their p50 and p99?
 
-First some lone prompts and some equal streams are measured on idle workers: what a pass of so many rows takes, what the
-way to a worker and back takes, and what moving KV takes. From these figures alone loads of other lengths and rates are
+First some lone prompts and some equal streams are measured on idle workers: what a pass of so many rows takes (of few
+rows from streams, of many from prompts, whose rows need no logits), what the way to a worker and back takes, and what
+moving KV takes. From these figures alone loads of other lengths and rates are
 predicted, with the same router and policy, and then run. Other `--lengths`, `--answer` and `--seed` than the defaults
 make a blind check: the simulator and the rates were changed after runs with the defaults, not after runs with those.
 """
@@ -27,7 +28,8 @@ from paceline.lab.pass_cost import PassCost
 BLOCK = 16
 NEAR = 0.2  # of the real figure
 ENOUGH = 0.8  # of the runs
-STREAMS = (1, 2, 4, 8, 16, 32, 48)  # that decode together in the calibration
+STREAMS = (1, 2, 4, 8, 16)  # that decode together in the calibration
+PROMPTS = (64, 96, 128)  # tokens of lone prompts in it, each read in one pass
 NUM_FACTORS = 200  # by which passes of the same rows differ
 LONE = 8  # tokens of the prompt that shows what the way takes
 MOVED = (144, 400)  # lone prompts that a prefill worker computes
@@ -89,6 +91,8 @@ async def _pass_cost(backend: ClusterBackend, args: argparse.Namespace) -> Worke
         factors += [gap / curve[count] for gap in gaps]
     spread = tuple(percentile(factors, (i + 0.5) * 100 / NUM_FACTORS) for i in range(NUM_FACTORS))
     way_s = max(0.0, await _lone_s(backend, args, LONE) - PassCost.of(curve)(LONE))
+    for count in PROMPTS:
+        curve[count] = max(max(curve.values()), await _lone_s(backend, args, count) - way_s)
     await backend.stop()
     return WorkerSpec("calibrated", PassCost.of(curve), request_s=way_s, pass_spread=spread)
 
