@@ -24,7 +24,7 @@ from paceline.errors import InvalidRequestError, RequestFailedError
 from paceline.structured.compiler import Grammars
 from paceline.structured.limits import GrammarLimits
 from paceline.structured.trial import Trial
-from tests.structured.processor_time import trial_s
+from tests.structured.processor_time import end_processes_of_gone_engines, trial_s
 
 BYTES = [*range(33, 127), *range(161, 173), *range(174, 256)]  # bytes that byte-level BPE writes as themselves
 END = 256
@@ -198,6 +198,7 @@ def test_what_cannot_be_used_is_refused_within_a_second_with_the_reason(grammars
     wanted, reason = BAD[name]
     params = StructuredOutputsParams(**wanted)
     grammars.prepare()  # another process, where the last text ended it
+    end_processes_of_gone_engines()
     begin_s = processor_s(grammars)
     with pytest.raises(InvalidRequestError) as refused:
         grammars.compile(params)
@@ -225,6 +226,7 @@ def test_recursion_that_can_end_is_taken(grammars: Grammars, schema: dict[str, A
 )  # fmt: skip
 def test_catastrophic_regexes_are_refused_or_do_no_harm(grammars: Grammars, regex: str) -> None:
     grammars.prepare()
+    end_processes_of_gone_engines()
     begin_s = processor_s(grammars)
     with contextlib.suppress(InvalidRequestError, RequestFailedError):
         matches(grammars, "aaaaaaaaab", regex=regex)  # eleven masks

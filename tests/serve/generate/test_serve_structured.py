@@ -16,7 +16,7 @@ from paceline.serve.generate.over_async_llm import OverAsyncLLM
 from tests.serve.conftest import Running, running
 from tests.serve.generate.test_chat_tools import CHAT, collected
 from tests.serve.generate.test_serve_routes import events
-from tests.structured.processor_time import trial_s
+from tests.structured.processor_time import end_processes_of_gone_engines, trial_s
 
 MESSAGES = [{"role": "user", "content": "How is the weather in Oslo?"}]
 SCHEMA = {
@@ -143,6 +143,7 @@ def test_a_refusal_takes_less_than_a_second_of_a_processor(server: Running, name
     """Of the server, the client that writes the body, and the process that tries grammars, with its start."""
     fields, param, words = BAD[name]
     grammars = server.backend._llm.engine.core.grammars  # type: ignore[attr-defined]
+    end_processes_of_gone_engines()
     with server.client() as http:
         begin_s = time.process_time() + trial_s(grammars)
         answer = http.post(CHAT, json={"messages": MESSAGES, "max_tokens": 20} | fields)
