@@ -6,12 +6,14 @@ from torch import Tensor
 
 from paceline import LLM, SamplingParams
 from paceline.core.kv_tensor import allocate_kv
+from paceline.core.model_config import ModelConfig
 from paceline.core.tree import EMPTY_TREE
 from paceline.errors import InvalidOptionError
 from paceline.kv.storage import kv_bytes_per_token
 from paceline.models.native import NativeDecoder
 from paceline.ops import native
 from paceline.ops.native.team import set_waiting
+from paceline.spec.config.speculative_config import at_default_size
 from tests.forward_batches import Pool, Rows
 from tests.models.small_models import random_weights, tokens
 from tests.models.test_native_decoder import TREE, small_config
@@ -37,15 +39,22 @@ def widened(cache: Tensor) -> Tensor:
     return slots[..., :size].unflatten(-1, (CONFIG.num_kv_heads, CONFIG.head_dim)).float() * scales[..., None]
 
 
-def test_what_is_stored_is_within_half_a_step(instruction_set: str) -> None:
+def stored(config: ModelConfig, kv_dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """What a pass over 40 tokens stores in float32 and in this type: its first layer, which does not depend on others,
+    and all layers."""
     pool = Pool(1, 48)
-    batch = pool.batch(Rows(0, 0, tokens(CONFIG, 40), EMPTY_TREE))
-    caches = {}
-    for kv_dtype in (torch.float32, torch.int8):
-        decoder = decoder_of(kv_dtype)
-        caches[kv_dtype] = cache_of(decoder, pool)
-        decoder.forward(batch, caches[kv_dtype])
-    exact, found = caches[torch.float32][0], widened(caches[torch.int8])[0]  # the first layer's do not depend on others
+    batch = pool.batch(Rows(0, 0, tokens(config, 40), EMPTY_TREE))
+    caches = []
+    for dtype in (torch.float32, kv_dtype):
+        decoder = NativeDecoder(config, random_weights(config), num_threads=1, kv_dtype=dtype)
+        caches.append(allocate_kv(config, pool.num_slots, decoder.dtype, decoder.device))
+        decoder.forward(batch, caches[-1])
+    return caches[0][0], caches[1]
+
+
+def test_what_is_stored_is_within_half_a_step(instruction_set: str) -> None:
+    exact, cache = stored(CONFIG, torch.int8)
+    found = widened(cache)[0]
     step = exact.abs().amax(-1, keepdim=True) / 127
     assert ((exact - found).abs() <= 0.501 * step + 1e-9).all()
     assert ((found.abs().amax((-2, -1)) > 0).sum(-1) == 40).all()  # slots, of keys and of values
@@ -93,7 +102,8 @@ def test_a_speculative_answer_is_the_plain_one() -> None:
     prompts = ["The tide comes in and", "One two three, one two three, one two"]
     answers = []
     for method in ("none", "eagle3"):
-        llm = LLM("smollm2-135m", {"method": method}, kv_cache_dtype="int8", num_kv_blocks=64, max_model_len=256)
+        config = at_default_size({"method": method})  # drafts are to be verified, pay or not
+        llm = LLM("smollm2-135m", config, kv_cache_dtype="int8", num_kv_blocks=64, max_model_len=256)
         assert "int8 keys and values" in llm.engine.model.execution
         answers.append([output.outputs[0].token_ids for output in llm.generate(prompts, params)])
     assert answers[0] == answers[1]

@@ -20,6 +20,7 @@ from tests.forward_batches import Pool, Rows
 from tests.models.small_gguf import BLOCK_CONFIG, write_model
 from tests.models.small_models import hf_model, random_weights, tokens
 from tests.models.test_native_decoder import TREE, small_config
+from tests.models.test_native_kv_bytes import stored
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.unavailable_reason()))
 
@@ -41,17 +42,8 @@ def widened(cache: Tensor) -> Tensor:
 
 
 def test_what_is_stored_is_within_half_a_step(instruction_set: str) -> None:
-    pool = Pool(1, 48)
-    batch = pool.batch(Rows(0, 0, tokens(CONFIG, 40), EMPTY_TREE))
-    caches = {}
-    for kv_dtype in (torch.float32, torch.int16):
-        decoder = decoder_of(kv_dtype)
-        caches[kv_dtype] = cache_of(decoder, pool)
-        decoder.forward(batch, caches[kv_dtype])
-    exact, found = (
-        caches[torch.float32][0],
-        widened(caches[torch.int16])[0],
-    )  # the first layer's do not depend on others
+    exact, cache = stored(CONFIG, torch.int16)
+    found = widened(cache)[0]
     step = exact.abs().amax(-1, keepdim=True) / 8191
     assert ((exact - found).abs() <= 0.51 * step + 1e-9).all()
     assert ((found.abs().amax((-2, -1)) > 0).sum(-1) == 40).all()  # slots, of keys and of values
