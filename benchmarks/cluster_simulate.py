@@ -2,8 +2,8 @@
 
 First some lone prompts and some equal streams are measured on idle workers: what a pass of so many rows takes (of few
 rows from streams, of many from prompts, whose rows need no logits), what the way to a worker and back takes, and what
-moving KV takes. From these figures alone loads of other lengths and rates are
-predicted, with the same router and policy, and then run. Other `--lengths`, `--answer` and `--seed` than the defaults
+moving KV takes. From these figures alone loads of other lengths and rates are predicted, with the same router and
+policy, and then run. Other `--lengths`, `--answer` and `--seed` than the defaults
 make a blind check: the simulator and the rates were changed after runs with the defaults, not after runs with those.
 """
 

@@ -20,6 +20,7 @@ from paceline.cluster.backend import ClusterBackend
 from paceline.cluster.local import LocalWorker, LocalWorkers, WorkerStartError
 from paceline.core.sampling_params import SamplingParams
 from paceline.llm import LLM
+from paceline.spec.config.speculative_config import at_default_size
 from tests.bench.toy_llm import toy_model
 from tests.cluster.toy_worker import METHODS, OPTIONS
 from tests.serve.conftest import Running, running
@@ -74,7 +75,7 @@ def ask(server: Running, i: int, gaps: list[float]) -> tuple[str, list[float]]:
 
 
 def test_a_client_sees_nothing_of_workers_that_are_killed(workers: LocalWorkers) -> None:
-    llm = LLM(toy_model(), {"method": "ngram"}, **OPTIONS)
+    llm = LLM(toy_model(), at_default_size({"method": "ngram"}), **OPTIONS)
     expected = []
     for i in range(NUM_REQUESTS):
         options = body(i)

@@ -16,6 +16,7 @@ from paceline.cluster.backend import ClusterBackend
 from paceline.core.sampling_params import SamplingParams
 from paceline.errors import InvalidOptionError
 from paceline.llm import LLM, AsyncLLM
+from paceline.spec.config.speculative_config import at_default_size
 from tests.bench.toy_llm import toy_model
 from tests.cluster.toy_worker import OPTIONS, slow_model
 
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's o
 
 
 def make_engine() -> AsyncLLM:
-    return AsyncLLM(slow_model(0.005), {"method": "ngram"}, **OPTIONS)
+    return AsyncLLM(slow_model(0.005), at_default_size({"method": "ngram"}), **OPTIONS)
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from paceline.core.outputs import RequestOutput, RequestOutputKind
 from paceline.core.sampling_params import SamplingParams
 from paceline.llm import AsyncLLM
 from paceline.models.loader import LoadedModel
+from paceline.spec.config.speculative_config import at_default_size
 from tests.bench.toy_llm import toy_model
 from tests.cluster.specs import time
 
@@ -79,7 +80,7 @@ async def read(outputs: AsyncIterator[RequestOutput]) -> Answer:
 async def real_cluster(model: LoadedModel, method: str, *roles: str) -> AsyncIterator[RealCluster]:
     nodes = []
     for i, role in enumerate(roles):
-        llm = AsyncLLM(model, {"method": method}, **OPTIONS)
+        llm = AsyncLLM(model, at_default_size({"method": method}), **OPTIONS)
         worker = Worker(await EngineSeam.make(llm, ["ngram"], {1: 0.01}), role, f"{role}{i}")
         await worker.start("127.0.0.1", 0)
         nodes.append(RealNode(worker, llm))
@@ -105,7 +106,7 @@ async def real_cluster(model: LoadedModel, method: str, *roles: str) -> AsyncIte
 
 
 async def alone(model: LoadedModel, method: str, prompt: list[int], params: SamplingParams) -> Answer:
-    llm = AsyncLLM(model, {"method": method}, **OPTIONS)
+    llm = AsyncLLM(model, at_default_size({"method": method}), **OPTIONS)
     try:
         given = {"prompt_token_ids": prompt}
         return await read(llm.generate(given, params, "alone", output_kind=RequestOutputKind.DELTA))
@@ -151,7 +152,7 @@ def test_rows_of_a_drafter_that_come_with_blocks_are_those_that_one_engine_makes
     params = SamplingParams(max_tokens=3, temperature=0.0, ignore_eos=True)
 
     async def run() -> None:
-        llm = AsyncLLM(smollm2_float32, {"method": "eagle3"}, **OPTIONS)
+        llm = AsyncLLM(smollm2_float32, at_default_size({"method": "eagle3"}), **OPTIONS)
         one = await EngineSeam.make(llm, [], {1: 0.01})
         await read(one.generate({"prompt_token_ids": prompt}, params, "alone"))
         expected = await blocks_of(one, prompt)

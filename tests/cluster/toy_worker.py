@@ -9,6 +9,7 @@ from typing import Any
 from paceline.cluster.parent import Parent
 from paceline.cluster.worker_main import run_worker
 from paceline.llm import AsyncLLM
+from paceline.spec.config.speculative_config import at_default_size
 from tests.bench.toy_llm import toy_model
 
 OPTIONS: dict[str, Any] = {"max_num_seqs": 8, "num_kv_blocks": 300, "block_size": 4}
@@ -36,5 +37,5 @@ if __name__ == "__main__":
     parser.add_argument("--end-with-stdin", action="store_true")
     args = parser.parse_args()
     host, _, port = args.listen.rpartition(":")
-    llm = AsyncLLM(slow_model(0.005), {"method": "ngram"}, **OPTIONS)
+    llm = AsyncLLM(slow_model(0.005), at_default_size({"method": "ngram"}), **OPTIONS)
     sys.exit(asyncio.run(run_worker(llm, METHODS, args.role, args.worker_name, host, int(port), Parent())))

@@ -10,6 +10,7 @@ import pytest
 from paceline import LLM, SamplingParams
 from paceline.core.outputs import RequestOutput
 from paceline.models.loader import LoadedModel
+from paceline.spec.config.speculative_config import at_default_size
 from tests.kv.test_exchange import received, sent
 
 TEXT = (
@@ -29,7 +30,7 @@ def params(kind: str) -> SamplingParams:
 def make(smollm2_float32: LoadedModel) -> Callable[..., LLM]:
     def build(method: str, **options: Any) -> LLM:
         defaults: dict[str, Any] = {"kv_cache_memory_bytes": 200 << 20, "max_model_len": 512}
-        return LLM(smollm2_float32, {"method": method}, **(defaults | options))
+        return LLM(smollm2_float32, at_default_size({"method": method}), **(defaults | options))
 
     return build
 

@@ -13,6 +13,7 @@ from benchmarks.structured_schemas import schemas
 from paceline import LLM, SamplingParams, StructuredOutputsParams
 from paceline.core.request import Request
 from paceline.models.loader import LoadedModel, load_model
+from paceline.spec.config.speculative_config import at_default_size
 from paceline.structured.compiler import Grammars, token_view
 
 NUM_SCHEMAS = 3
@@ -96,7 +97,7 @@ def test_what_is_prepared_is_what_requests_use(model: LoadedModel) -> None:
 
 
 def test_each_sample_of_a_call_follows_the_grammar_by_itself(model: LoadedModel) -> None:
-    llm = LLM(model, {"method": "grammar"}, max_model_len=256)
+    llm = LLM(model, at_default_size({"method": "grammar"}), max_model_len=256)
     params = SamplingParams(
         n=4, seed=1, max_tokens=20, structured_outputs=StructuredOutputsParams(regex="[0-9]{2}:x+y")
     )
