@@ -313,7 +313,8 @@ class Bench:
             rows: self.batch(max(1, rows // 4), min(4, rows)) for rows in ((1, 8) if self.tiny else (1, 16, 512))
         }
         result = {"products": tune_products(self.base, self.clock, self.args.shapes, quick=self.tiny)}
-        result["attention"] = tune_attention(self.base, bucket_batches, self.room.kv, self.clock, quick=self.tiny)
+        if not self.args.shapes:
+            result["attention"] = tune_attention(self.base, bucket_batches, self.room.kv, self.clock, quick=self.tiny)
         return result
 
 

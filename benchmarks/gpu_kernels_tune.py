@@ -5,7 +5,7 @@ import multiprocessing
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from paceline.ops.triton.fused_head import RowNoise, head_tiles, head_tokens
 from paceline.ops.triton.fused_linear import linear_residual, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
 from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
+from paceline.ops.triton.norm_rows import scale_rows
 from paceline.ops.triton.split_attention import AttentionScratch, Programs, Steps, split_tree_attention
 from paceline.ops.triton.tiles import ROWS, Cut, Tile, tile_for
 
@@ -76,6 +77,7 @@ class Product:
     dtype: torch.dtype
     kind_of_values: str = "plain"  # or a packed weight's: ops/packed.py
     group: int = 0  # inputs under one scale
+    scales_sums: bool = False
 
 
 def products_of(base: Decoder) -> list[Product]:
@@ -99,6 +101,7 @@ def products_of(base: Decoder) -> list[Product]:
             dtype=base.dtype,
             kind_of_values=linear.weight.kind if isinstance(linear.weight, PackedWeight) else "plain",
             group=linear.weight.group if isinstance(linear.weight, PackedWeight) else 0,
+            scales_sums=isinstance(linear.weight, PackedWeight) and linear.weight.scales_sums,
         )
         for kind, linear in linears.items()
     ]
@@ -136,16 +139,20 @@ def launcher(product: Product, num_rows: int, copies: int) -> Callable[[Cut], La
         return lambda: [call(weight) for weight in own] and None
 
     def found_before(cut: Cut) -> Tensor | None:
-        return scales if cut.rows >= SCALES_FROM else None
+        """Its time counts with the product's."""
+        if cut.rows < SCALES_FROM:
+            return None
+        scale_rows(x, scales, 1e-6)
+        return scales
 
     def qkv(cut: Cut) -> Launch:
         cos = torch.ones(64 + num_rows, dim // 2, device=device)
         query, kv = random(num_rows, heads.num_q, dim), random(2, num_rows, heads.num_kv, dim)
-        options: dict[str, Any] = {"scales": found_before(cut), "row_tile": cut.rows}
 
         def call(w: Weight) -> None:
             norm_qkv_rope(
-                x, stream, w, bias, None, cos, cos, rows, rows, query, kv, heads, 1e-6, cut.tile, **options
+                x, stream, w, bias, None, cos, cos, rows, rows, query, kv, heads, 1e-6, cut.tile,
+                scales=found_before(cut), row_tile=cut.rows,
             )  # fmt: skip
 
         return of_all(cut, call)
@@ -159,8 +166,13 @@ def launcher(product: Product, num_rows: int, copies: int) -> Callable[[Cut], La
 
     def gate_up(cut: Cut) -> Launch:
         out = random(num_rows, product.num_out // 2)
-        options: dict[str, Any] = {"scales": found_before(cut), "row_tile": cut.rows}
-        return of_all(cut, lambda w: norm_gate_up_silu(x, stream, w, bias, out, 1e-6, cut.tile, **options))
+
+        def call(w: Weight) -> None:
+            norm_gate_up_silu(
+                x, stream, w, bias, out, 1e-6, cut.tile, scales=found_before(cut), row_tile=cut.rows
+            )  # fmt: skip
+
+        return of_all(cut, call)
 
     def head(cut: Cut) -> Launch:
         shares = head_tiles(product.num_out, cut.tile)
@@ -181,25 +193,42 @@ def random_packed(product: Product, into: int) -> PackedWeight:
     scales = pairs.repeat(1 + max(1, product.num_in // product.group), product.num_out)
     scales[0] = torch.tensor([0.01], device=product.device).view(torch.int32)
     shape = (product.num_out, product.num_in)
-    return PackedWeight(words, scales, product.kind_of_values, product.group, into, shape, product.dtype)
+    return PackedWeight(
+        words, scales, product.kind_of_values, product.group, into, shape, product.dtype, product.scales_sums
+    )
 
 
 def candidates(product: Product, num_rows: int, quick: bool) -> list[Cut]:
     shares = product.kind in ("output", "down")
     if quick:
         return [Cut(16, Tile(16, 32, 2, 3)), Cut(16, Tile(32, 16, 4, 3, splits=2 if shares else 1))]
+    splits = {"down": [1, 4, 5, 7]}.get(product.kind, [1])  # splits show in the bits: one for all numbers of rows
     own = tile_for(product.num_out, product.num_in, product.dtype)
-    splits = [own.splits] if num_rows > ROWS else [1, 2, 4] if shares else [1]  # the splits show in the bits
-    outs = [32, 64, 128] if product.kind == "head" or num_rows > ROWS else [16, 32, 64]
-    found = []
-    for rows, out, into, warps, stages, split in itertools.product(
-        [16, 32, 64], outs, [32, 64, 128, 256, 512], [2, 4], [3, 4, 5], splits
-    ):
-        fits = (rows + out) * into * product.dtype.itemsize * (stages - 1) < SHARED_BYTES
-        useful = into * split <= 2 * product.num_in and not (split > 1 and out > 64) and into * rows <= 16 * 512
-        if fits and useful and rows < 2 * num_rows and not (rows == 64 and warps == 4):
-            found.append(Cut(rows, Tile(out, into, warps, stages, split)))
-    return found
+    tried = [own, *(Tile(out, into, 2, stages) for out, into, stages in FEW_ROWS)] if num_rows <= 128 else []
+    found = [Cut(ROWS, tile) for tile in tried]
+    found += [Cut(rows, Tile(out, into, warps, stages)) for rows, out, into, warps, stages in ROWS_FIRST]
+    found += [
+        Cut(rows, Tile(out, into, warps, stages, outs_first=True)) for rows, out, into, warps, stages in OUTS_FIRST
+    ]
+    return [
+        replace(cut, tile=replace(cut.tile, splits=split))
+        for cut, split in itertools.product(dict.fromkeys(found), splits)
+        if cut.rows < 2 * num_rows and cut.rows * 32 >= num_rows and product.num_in >= 2 * split * cut.tile.into
+    ]
+
+
+# Outputs, inputs and stages of programs of 16 rows and two warps
+FEW_ROWS = [(16, 64, 5), (16, 128, 4), (16, 256, 4), (32, 64, 4), (32, 128, 3), (64, 64, 3), (64, 128, 3)]
+# Rows, outputs, inputs, warps and stages
+ROWS_FIRST = [
+    (32, 32, 64, 2, 4), (32, 64, 64, 2, 3), (32, 64, 64, 4, 4), (64, 64, 64, 4, 4), (64, 128, 64, 4, 3),
+    (64, 256, 64, 4, 3), (128, 64, 64, 4, 3), (128, 128, 64, 8, 3), (128, 256, 64, 8, 3),
+]  # fmt: skip
+OUTS_FIRST = [
+    (16, 64, 64, 4, 5), (16, 64, 128, 4, 4), (16, 128, 64, 4, 4), (32, 64, 64, 4, 4), (32, 64, 128, 4, 4),
+    (32, 128, 64, 4, 3), (64, 64, 64, 4, 4), (64, 64, 128, 4, 3), (64, 128, 64, 8, 3), (64, 128, 64, 4, 3),
+    (128, 64, 64, 4, 4), (128, 128, 64, 8, 3),
+]  # fmt: skip
 
 
 def precompile(product: Product, num_rows: int, cuts: list[Cut]) -> None:
@@ -226,10 +255,13 @@ def compile_in_parallel(work: list[tuple[Any, ...]], function: Callable[..., Non
 
 def tune_products(base: Decoder, clock: Clock, only: list[str], *, quick: bool) -> dict[str, Any]:
     products = [product for product in products_of(base) if not only or product.kind in only]
-    counts = [16] if quick else [16, 32, 64, 128]
+    counts = [16] if quick else [16, 32, 64, 128, 256, 512, 2048]
     if base.device.type == "cuda":
         work = [
-            (p, rows, candidates(p, rows, quick)[part::4]) for p in products for rows in counts for part in range(4)
+            (p, 128, every[part::6])
+            for p in products
+            for every in [list(dict.fromkeys(cut for rows in counts for cut in candidates(p, rows, quick)))]
+            for part in range(6)
         ]
         compile_in_parallel(work, precompile)
     result: dict[str, Any] = {}
@@ -251,7 +283,7 @@ def tune_products(base: Decoder, clock: Clock, only: list[str], *, quick: bool) 
         print(f"  {label} ({failures} of {failures + len(timed)} cuts failed)")
         for took_us, cut in timed[:5]:
             print(f"    {took_us:8.2f} us: {cut}", flush=True)
-        result[label] = [{"us": took_us, **asdict(cut)} for took_us, cut in timed[:5]]
+        result[label] = [{"us": took_us, **asdict(cut)} for took_us, cut in timed]
         del make
     return result
 

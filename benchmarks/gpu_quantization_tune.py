@@ -27,18 +27,18 @@ def candidates(product: Product, quick: bool) -> list[Cut]:
     if quick:
         into = packed_tile(kind, product.num_out, product.num_in, group).into
         return [Cut(ROWS, Tile(16, into, 2, 3)), Cut(ROWS, Tile(32, into, 4, 3))]
-    outs = [64, 128] if product.kind == "head" else [32, 64] if product.kind == "gate_up" else [16, 32, 64]
-    splits = {"output": [1, 2], "down": [2, 4]}.get(product.kind, [1])
-    intos = [into for into in (64, 32, 16) if group >= product.num_in or group % into == 0][:2]
+    outs = [32, 64, 128] if product.kind == "head" else [16, 32, 64]
+    splits = {"output": [1, 2], "down": [4, 5, 7]}.get(product.kind, [1])
+    intos = [into for into in (128, 64, 32, 16) if group >= product.num_in or group % into == 0]
+    intos = [into for into in intos if into * PARTS[kind] <= 256][:2]
     found = []
     for out, into, warps, stages, split in itertools.product(outs, intos, [2, 4], [3, 5], splits):
         step = into * PARTS[kind]
         padded = -(-product.num_in // step) * step
         fits = (16 * step + out * into) * 2 * (stages - 1) < SHARED_BYTES
-        # With more threads than outputs the compiler reads scales late, one by one
-        suits = padded <= PACKED_WASTE * product.num_in and (kind != "int4" or out >= 32 * warps or out <= 16)
-        if fits and suits and out >= 8 * warps and out <= product.heads.dim * 2:
-            found.append(Cut(ROWS, Tile(out, into, warps, stages, split)))
+        suits = padded <= PACKED_WASTE * product.num_in and out <= product.heads.dim * 2
+        if fits and suits and out >= 8 * warps:
+            found.append(Cut(ROWS, Tile(out, into, warps, stages, split, outs_first=out >= 64 and warps == 4)))
     return found
 
 
@@ -60,10 +60,12 @@ def tune_formats(
         result[name] = timed(product, quick)
         for cells in result[name][:4]:
             tile = replace(
-                Tile(1, 1, 1, 1), **{key: cells[key] for key in ("out", "into", "warps", "stages", "splits")}
+                Tile(1, 1, 1, 1),
+                **{key: cells[key] for key in ("out", "into", "warps", "stages", "splits", "outs_first")},
             )
             arguments = f"{tile.out}, {tile.into}, {tile.warps}, {tile.stages}"
             arguments += f", splits={tile.splits}" if tile.splits > 1 else ""
+            arguments += ", outs_first=True" if tile.outs_first else ""
             figures = (
                 f"{product.kind}, group {product.group}: {cells['us']:.2f} us at 16 rows, {cells['us_1_row']:.2f} at 1"
             )

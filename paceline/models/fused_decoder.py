@@ -1,5 +1,5 @@
-"""The decoder of models/decoder.py on the fused Triton kernels: five launches a layer (seven for many rows, where the
-scales of norms are found by kernels of their own), and bits that do not depend on how many rows share the pass.
+"""The decoder of models/decoder.py on the fused Triton kernels: five launches a layer, and bits that do not depend on
+how many rows share the pass.
 
     fused = FusedDecoder(Decoder(config, weights, dtype=torch.bfloat16, device="cuda"))
     output = fused.forward(batch, kv_cache)  # as Decoder.forward
@@ -25,7 +25,7 @@ from paceline.models.static_inputs import aligned, read_tokens
 from paceline.ops.packed import PackedWeight
 from paceline.ops.triton.embed import DrawnBefore, embed_rows
 from paceline.ops.triton.fused_head import RowNoise, head_logits, head_tiles, head_tokens
-from paceline.ops.triton.fused_linear import linear_residual, split_sizes
+from paceline.ops.triton.fused_linear import linear_residual, num_squares, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
 from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
 from paceline.ops.triton.norm_rows import norm_wanted, scale_rows
@@ -94,6 +94,7 @@ class FusedDecoder:
             mixed=empty(num_rows, heads.num_q, heads.dim),
             activation=empty(num_rows, config.intermediate_size),
             scales=empty(num_rows, dtype=torch.float32),
+            squares=empty(num_rows, num_squares(config.hidden_size), dtype=torch.float32),
             normed=empty(num_rows, config.hidden_size),
             gained=empty(num_rows if self._has_packed else 0, config.hidden_size),
             attention=self._attention_scratch(num_rows, max_splits),
@@ -141,7 +142,7 @@ class FusedDecoder:
         for i in range(self.config.num_layers):
             self._keep(i, hidden, hidden_layers, features)
             if i in active:
-                self._run_layer(i, rows, kv_cache[i], buffers, following.get(i))
+                self._run_layer(i, rows, kv_cache[i], buffers, is_first=i == order[0], following=following.get(i))
         last = self.config.num_layers
         self._keep(last, hidden, hidden_layers, features)
         if last + 1 in hidden_layers:
@@ -149,9 +150,16 @@ class FusedDecoder:
             self._keep(last + 1, normed, hidden_layers, features)
 
     def _run_layer(
-        self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers, following: int | None
+        self,
+        i: int,
+        rows: AttentionRows,
+        kv_layer: Tensor,
+        buffers: PassBuffers,
+        *,
+        is_first: bool,
+        following: int | None,
     ) -> None:
-        self.launch_qkv(i, rows, kv_layer, buffers)
+        self.launch_qkv(i, rows, kv_layer, buffers, is_first=is_first)
         self.launch_attention(i, rows, kv_layer, buffers)
         self.launch_output(i, buffers)
         self.launch_gate_up(i, buffers)
@@ -166,13 +174,17 @@ class FusedDecoder:
         layer = self.base.layers[i]
         return layer.mlp_norm if isinstance(layer.gate_up.weight, PackedWeight) else None
 
-    def launch_qkv(self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers) -> None:
+    def launch_qkv(
+        self, i: int, rows: AttentionRows, kv_layer: Tensor, buffers: PassBuffers, *, is_first: bool = False
+    ) -> None:
+        """`is_first`: no layer has written the stream and its squares, so its norm's scales are found here."""
         base, layer, cut = self.base, self.base.layers[i], self.cuts(i, buffers.hidden.shape[0]).qkv
         x = buffers.hidden if self._gains_of_qkv(i) is None else buffers.gained
         norm_qkv_rope(
             x, buffers.hidden, layer.qkv.weight, layer.qkv.bias, self._head_norms[i], base.cos, base.sin,
             rows.positions, rows.slots, buffers.query, kv_layer, self.heads, self.config.rms_norm_eps, cut.tile,
-            scales=self._scales(cut, buffers), pdl=self.pdl, row_tile=cut.rows,
+            scales=self._scales(cut, buffers) if is_first else None, squares=None if is_first else buffers.squares,
+            pdl=self.pdl, row_tile=cut.rows,
         )  # fmt: skip
 
     def _scales(self, cut: Cut, buffers: PassBuffers) -> Tensor | None:
@@ -197,7 +209,7 @@ class FusedDecoder:
         x = buffers.hidden if self._gains_of_mlp(i) is None else buffers.gained
         norm_gate_up_silu(
             x, buffers.hidden, gate_up.weight, gate_up.bias, buffers.activation, self.config.rms_norm_eps,
-            cut.tile, scales=self._scales(cut, buffers), pdl=self.pdl, row_tile=cut.rows,
+            cut.tile, squares=buffers.squares, pdl=self.pdl, row_tile=cut.rows,
         )  # fmt: skip
 
     def launch_down(self, i: int, buffers: PassBuffers, following: int | None) -> None:
@@ -209,7 +221,7 @@ class FusedDecoder:
     def _add(self, x: Tensor, linear: Linear, cut: Cut, buffers: PassBuffers, gains: Tensor | None) -> None:
         linear_residual(
             x, linear.weight, linear.bias, buffers.hidden, buffers.parts, buffers.arrivals, cut.tile,
-            gains=gains, gained=buffers.gained, pdl=self.pdl, row_tile=cut.rows,
+            gains=gains, gained=buffers.gained, squares=buffers.squares, pdl=self.pdl, row_tile=cut.rows,
         )  # fmt: skip
 
     def _keep(self, i: int, hidden: Tensor, hidden_layers: Sequence[int], features: Tensor | None) -> None:

@@ -13,7 +13,8 @@ class PassBuffers:
     query: Tensor  # [rows, heads, head_dim]
     mixed: Tensor  # [rows, heads, head_dim]
     activation: Tensor  # [rows, intermediate]
-    scales: Tensor  # [rows] float32, for passes of many rows
+    scales: Tensor  # [rows] float32: of the first norm, in passes of many rows
+    squares: Tensor  # [rows, num_squares(hidden)] float32: of the stream, for the other norms
     normed: Tensor  # [rows, hidden]: what the head reads
     gained: Tensor  # [rows, hidden]: the stream times the gains of the next norm, where a packed weight reads it
     attention: AttentionScratch

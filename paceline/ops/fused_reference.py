@@ -21,6 +21,14 @@ def norm_linear(x: Tensor, norm: Tensor, weight: Weight, bias: Tensor | None, ep
     return made if bias is None else made + bias.float()
 
 
+def sums_of_squares(x: Tensor) -> Tensor:
+    """[rows, groups] float32: of each 16 values of a row, halves added to halves, as the kernels do: to the bit."""
+    squares = F.pad(x.float(), (0, -x.shape[1] % 16)).square().view(x.shape[0], -1, 16)
+    while (half := squares.shape[-1] // 2) > 0:
+        squares = squares[..., :half] + squares[..., half:]
+    return squares[..., 0].contiguous()
+
+
 def norm_qkv_rope(
     x: Tensor,  # [rows, hidden]
     norm: Tensor,

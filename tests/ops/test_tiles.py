@@ -9,12 +9,10 @@ from paceline.ops.triton.tiles import ROWS, Cut, cut_for, cut_of, packed_tile, t
 SHAPES = [(960, 576), (576, 1536), (49152, 576), (2048, 1536), (1536, 8960), (151936, 1536), (4096, 4096), (80, 48)]
 COUNTS = [1, 16, 17, 32, 33, 64, 100, 128, 129, 500, 2048]
 SHARED_BYTES = 227 * 1024  # of a Hopper multiprocessor
-LARGER_INSTRUCTION = (64, 4)  # rows and warps from which the compiler takes it, and its sums have another order
 
 
 def check(cut: Cut, num_rows: int, itemsize: int) -> None:
     assert cut.rows < max(2 * num_rows, ROWS + 1), "most of a program would be empty"
-    assert not (cut.rows >= LARGER_INSTRUCTION[0] and cut.tile.warps >= LARGER_INSTRUCTION[1])
     assert (cut.rows + cut.tile.out) * cut.tile.into * itemsize * (cut.tile.stages - 1) <= SHARED_BYTES
 
 

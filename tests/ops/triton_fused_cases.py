@@ -28,7 +28,7 @@ from paceline.ops.triton import noise as triton_noise
 from paceline.ops.triton.advance import RowInputs, advance_rows
 from paceline.ops.triton.embed import DrawnBefore, embed_rows
 from paceline.ops.triton.fused_head import RowNoise, head_logits, head_tiles, head_tokens
-from paceline.ops.triton.fused_linear import linear_residual, split_sizes
+from paceline.ops.triton.fused_linear import linear_residual, num_squares, split_sizes
 from paceline.ops.triton.fused_mlp import norm_gate_up_silu
 from paceline.ops.triton.fused_qkv import Heads, norm_qkv_rope
 from paceline.ops.triton.norm_rows import norm_wanted, scale_rows
@@ -67,7 +67,7 @@ FEW_ROWS, WIDE_TILE = Cut(16, TILE), Tile(out=32, into=16, warps=2, stages=3)
 
 def run_qkv(
     x: Tensor, *, bias: bool = True, head_norm: bool = False, gained: bool = False, cut: Cut = FEW_ROWS,
-    scales: Tensor | None = None,
+    scales: Tensor | None = None, squares: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """`gained`: the rows have the norm's gains, as before a packed weight; else the weight has them"""
     num_rows, dtype = len(x), x.dtype
@@ -75,7 +75,9 @@ def run_qkv(
     kv = torch.zeros(2, 2 * num_rows, HEADS.num_kv, HEADS.dim, dtype=dtype, device=DEVICE)
     norm, weight, *others = arguments = qkv_arguments(num_rows, dtype, bias, head_norm)
     rows, weight = (with_gains(x, norm), weight) if gained else (x, with_gains(weight, norm))
-    norm_qkv_rope(rows, x, weight, *others, query, kv, HEADS, EPS, cut.tile, scales=scales, row_tile=cut.rows)
+    norm_qkv_rope(
+        rows, x, weight, *others, query, kv, HEADS, EPS, cut.tile, scales=scales, squares=squares, row_tile=cut.rows
+    )  # fmt: skip
     own = kv[:, arguments[-1].long()]
     assert kv.count_nonzero() == own.count_nonzero(), "a slot of nobody was written"
     return torch.cat([query.flatten(1), own[0].flatten(1), own[1].flatten(1)], dim=1)
@@ -96,26 +98,31 @@ def qkv_arguments(num_rows: int, dtype: torch.dtype, bias: bool, head_norm: bool
     )  # type: ignore[return-value]
 
 
-def run_residual(x: Tensor, *, splits: int = 1, bias: bool = True) -> Tensor:
-    tile = Tile(16, 32, 2, 3, splits)
+def run_residual(
+    x: Tensor, *, splits: int = 1, bias: bool = True, cut: Cut | None = None, squares: Tensor | None = None
+) -> Tensor:
+    tile, row_tile = (Tile(16, 32, 2, 3, splits), 16) if cut is None else (cut.tile, cut.rows)
     num_parts, num_arrivals = split_sizes(len(x), OUTPUTS, tile)
     parts = torch.full((num_parts,), torch.nan, device=DEVICE)
     arrivals = torch.zeros(num_arrivals, dtype=torch.int32, device=DEVICE)
     hidden = x[:, :OUTPUTS].clone()
     weight = random(OUTPUTS, x.shape[1], seed=6, dtype=x.dtype)
     bias_row = random(OUTPUTS, seed=7, dtype=x.dtype) if bias else None
-    linear_residual(x, weight, bias_row, hidden, parts, arrivals, tile)
+    linear_residual(x, weight, bias_row, hidden, parts, arrivals, tile, squares=squares, row_tile=row_tile)
     assert not arrivals.any(), "the counters are not ready for the next pass"
     return hidden
 
 
 def run_gate_up(
-    x: Tensor, *, bias: bool = True, gained: bool = False, cut: Cut = FEW_ROWS, scales: Tensor | None = None
-) -> Tensor:
+    x: Tensor, *, bias: bool = True, gained: bool = False, cut: Cut = FEW_ROWS, scales: Tensor | None = None,
+    squares: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     out = torch.zeros(len(x), OUTPUTS // 2, dtype=x.dtype, device=DEVICE)
     norm, weight, bias_row = gate_up_arguments(x.dtype, bias)
     rows, weight = (with_gains(x, norm), weight) if gained else (x, with_gains(weight, norm))
-    norm_gate_up_silu(rows, x, weight, bias_row, out, EPS, cut.tile, scales=scales, row_tile=cut.rows)
+    norm_gate_up_silu(
+        rows, x, weight, bias_row, out, EPS, cut.tile, scales=scales, squares=squares, row_tile=cut.rows
+    )  # fmt: skip
     return out
 
 
@@ -263,6 +270,51 @@ def test_scales_found_before_give_what_those_found_inside_do(dtype: torch.dtype,
         assert_equal_or_close_where_interpreted(found, mlp, dtype)
         found = run_qkv(x, head_norm=head_norm, gained=gained, cut=wide, scales=found_before)
         assert_equal_or_close_where_interpreted(found, qkv, dtype)
+
+
+OUTS_FIRST = [Cut(16, Tile(32, 16, 2, 3, outs_first=True)), Cut(32, Tile(64, 32, 4, 3, outs_first=True))]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cut", [*OUTS_FIRST, Cut(64, Tile(64, 32, 4, 3))])
+def test_neither_which_side_is_first_nor_the_larger_instruction_shows(dtype: torch.dtype, cut: Cut) -> None:
+    """On a GPU to the bit: from 64 of the first side and four warps on, Hopper takes another instruction."""
+    x = random(70, HIDDEN, seed=0, dtype=dtype)
+    if not INTERPRETED and dtype == torch.float32:
+        pytest.skip("float32 is never cut that way")
+    assert_equal_or_close_where_interpreted(run_residual(x, cut=cut), run_residual(x), dtype)
+    assert_equal_or_close_where_interpreted(run_gate_up(x, cut=cut), run_gate_up(x), dtype)
+    assert_equal_or_close_where_interpreted(run_qkv(x, cut=cut), run_qkv(x), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("splits", [2, 3])
+def test_a_program_that_makes_all_parts_adds_them_as_several_do(dtype: torch.dtype, splits: int) -> None:
+    x = random(17, 1300, seed=0, dtype=dtype)
+    alone = Cut(16, Tile(16, 32, 2, 3, splits, alone=True))
+    assert torch.equal(run_residual(x, cut=alone), run_residual(x, splits=splits))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("splits", [1, 2])
+def test_the_squares_of_the_stream_are_added_up_in_one_order(dtype: torch.dtype, splits: int) -> None:
+    """16 at a time, halves added to halves, however the product is cut: to the bit."""
+    x = random(37, 1300, seed=0, dtype=dtype)
+    for cut in (Cut(16, Tile(16, 32, 2, 3, splits)), Cut(32, Tile(32, 32, 2, 3, splits, outs_first=True))):
+        squares = torch.full((37, num_squares(OUTPUTS)), torch.nan, device=DEVICE)
+        hidden = run_residual(x, cut=cut, squares=squares)
+        assert torch.equal(squares, fused_reference.sums_of_squares(hidden))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("gained", [False, True])
+def test_a_norm_from_sums_of_squares_is_that_from_the_rows(dtype: torch.dtype, gained: bool) -> None:
+    x = random(37, HIDDEN, seed=0, dtype=dtype)
+    squares = fused_reference.sums_of_squares(x)
+    assert_close(run_gate_up(x, gained=gained, squares=squares), run_gate_up(x, gained=gained), dtype)
+    found = run_qkv(x, gained=gained, squares=squares)
+    assert_close(found, run_qkv(x, gained=gained), dtype)
+    assert torch.equal(found[-1], run_qkv(x[-1:].contiguous(), gained=gained, squares=squares[-1:].contiguous())[0])
 
 
 @pytest.mark.parametrize("splits", [1, 2])

@@ -75,7 +75,7 @@ def _head_kernel(
     prefetch_weights(weight, outs, vocab, 0, K, K, OUT, IN, 0, PDL)
     wait_for_previous_kernel(PDL)
     scores = product(
-        x, rows, row_ok, x, eps, weight, weight, outs, out_ok, 0, 0, K, K, ROWS, OUT, IN, NORM, EXACT, 0, 0
+        x, rows, row_ok, x, eps, weight, weight, outs, out_ok, 0, 0, K, K, ROWS, OUT, IN, False, NORM, EXACT, 0, 0
     )
     own = rows // rows_each * record
     scale = tl.load(scales + own, mask=row_ok, other=0.0)

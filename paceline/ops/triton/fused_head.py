@@ -32,13 +32,15 @@ class RowNoise:
 def _head_tile(
     x, weight, scales, logits, scores, ids, temperatures, seeds, positions, outs, num_rows, vocab,
     K: tl.constexpr, PICK: tl.constexpr, NOISE: tl.constexpr, PURPOSE: tl.constexpr, EXACT: tl.constexpr,
-    ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, OUTS_FIRST: tl.constexpr, FORMAT: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row_ok, out_ok = rows < num_rows, outs < vocab
     made = product(
-        x, rows, row_ok, x, 0.0, weight, scales, outs, out_ok, vocab, 0, K, K, ROWS, OUT, IN, 0, EXACT, FORMAT, GROUP
-    )
+        x, rows, row_ok, x, 0.0, weight, scales, outs, out_ok, vocab, 0, K, K, ROWS, OUT, IN, OUTS_FIRST, 0, EXACT,
+        FORMAT, GROUP,
+    )  # fmt: skip
     if PICK:
         if NOISE:
             temperature = tl.load(temperatures + rows, mask=row_ok, other=0.0)
@@ -65,7 +67,7 @@ def _head_kernel(
     x, weight, scales, logits, scores, ids, temperatures, seeds, positions, count, num_rows, vocab,
     COUNTED: tl.constexpr, K: tl.constexpr, PICK: tl.constexpr, NOISE: tl.constexpr, PURPOSE: tl.constexpr,
     EXACT: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr,
-    FORMAT: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
+    OUTS_FIRST: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     outs = tl.program_id(1) * OUT + tl.arange(0, OUT)
     if COUNTED:
@@ -77,7 +79,7 @@ def _head_kernel(
     if some:
         _head_tile(
             x, weight, scales, logits, scores, ids, temperatures, seeds, positions, outs, num_rows, vocab,
-            K, PICK, NOISE, PURPOSE, EXACT, ROWS, OUT, IN, FORMAT, GROUP,
+            K, PICK, NOISE, PURPOSE, EXACT, ROWS, OUT, IN, OUTS_FIRST, FORMAT, GROUP,
         )  # fmt: skip
 
 
@@ -108,7 +110,8 @@ def head_logits(
     _head_kernel[grid](
         x, given.stored, given.scales, logits, x, x, x, x, x, x if count is None else count, num_rows, vocab,
         COUNTED=count is not None, K=num_in, PICK=False, NOISE=False, PURPOSE=0, EXACT=x.dtype == torch.float32,
-        ROWS=row_tile, OUT=tile.out, IN=tile.into, FORMAT=given.format, GROUP=given.group, PDL=pdl,
+        ROWS=row_tile, OUT=tile.out, IN=tile.into, OUTS_FIRST=tile.outs_first, FORMAT=given.format, GROUP=given.group,
+        PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip
 
@@ -134,7 +137,7 @@ def head_tokens(
         noise.temperatures if noise is not None else x, noise.seeds if noise is not None else x,
         noise.positions if noise is not None else x, x if count is None else count, num_rows, vocab,
         COUNTED=count is not None, K=num_in, PICK=True, NOISE=noise is not None, PURPOSE=int(Purpose.SAMPLE),
-        EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into,
+        EXACT=x.dtype == torch.float32, ROWS=row_tile, OUT=tile.out, IN=tile.into, OUTS_FIRST=tile.outs_first,
         FORMAT=given.format, GROUP=given.group, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

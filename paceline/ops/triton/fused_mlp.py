@@ -23,8 +23,8 @@ from paceline.ops.triton.tiles import ROWS, Tile
 def _gate_up_kernel(
     x, stream, weight, scales, bias, out, num_rows, size, eps,
     K: tl.constexpr, HAS_BIAS: tl.constexpr, NORM: tl.constexpr, EXACT: tl.constexpr,
-    ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
-    PDL: tl.constexpr,
+    ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, OUTS_FIRST: tl.constexpr, FORMAT: tl.constexpr,
+    GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row_ok = rows < num_rows
@@ -35,8 +35,8 @@ def _gate_up_kernel(
     prefetch_weights(weight, outs, 2 * size, 0, K, K, OUT, IN, FORMAT, PDL)
     wait_for_previous_kernel(PDL)
     made = product(
-        x, rows, row_ok, stream, eps, weight, scales, outs, out_ok, 2 * size, 0, K, K, ROWS, OUT, IN, NORM, EXACT,
-        FORMAT, GROUP,
+        x, rows, row_ok, stream, eps, weight, scales, outs, out_ok, 2 * size, 0, K, K, ROWS, OUT, IN, OUTS_FIRST,
+        NORM, EXACT, FORMAT, GROUP,
     )  # fmt: skip
     if HAS_BIAS:
         made += tl.load(bias + outs, mask=out_ok, other=0.0).to(tl.float32)[None, :]
@@ -57,16 +57,18 @@ def norm_gate_up_silu(
     tile: Tile,
     *,
     scales: Tensor | None = None,  # [rows] float32, of scale_rows(): then the product does not find them itself
+    squares: Tensor | None = None,  # [rows, num_squares(hidden)] float32, of linear_residual(): likewise
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
     num_rows, num_in = x.shape
-    norm, given = norm_arguments(x, stream, scales), weight_arguments(weight)
+    norm, given = norm_arguments(x, stream, scales, squares), weight_arguments(weight)
     grid = (triton.cdiv(num_rows, row_tile), triton.cdiv(weight.shape[0], tile.out))
     _gate_up_kernel[grid](
         x, norm.stream, given.stored, given.scales, bias if bias is not None else x, out, num_rows,
         weight.shape[0] // 2, eps,
         K=num_in, HAS_BIAS=bias is not None, NORM=norm.mode, EXACT=weight.dtype == torch.float32,
-        ROWS=row_tile, OUT=tile.out, IN=tile.into, FORMAT=given.format, GROUP=given.group, PDL=pdl,
+        ROWS=row_tile, OUT=tile.out, IN=tile.into, OUTS_FIRST=tile.outs_first, FORMAT=given.format, GROUP=given.group,
+        PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

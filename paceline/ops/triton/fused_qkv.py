@@ -39,8 +39,8 @@ def _qkv_kernel(
     x, stream, weight, scales, bias, head_norms, cos, sin, positions, slots, query, kv, num_rows, num_slots, eps,
     K: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     HAS_BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, NORM: tl.constexpr, EXACT: tl.constexpr,
-    ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr,
-    PDL: tl.constexpr,
+    ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, OUTS_FIRST: tl.constexpr, FORMAT: tl.constexpr,
+    GROUP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row_ok = rows < num_rows
@@ -56,8 +56,8 @@ def _qkv_kernel(
     wait_for_previous_kernel(PDL)
     dtype = query.dtype.element_ty
     made = product(
-        x, rows, row_ok, stream, eps, weight, scales, outs, out_ok, num_out, 0, K, K, ROWS, OUT, IN, NORM, EXACT,
-        FORMAT, GROUP,
+        x, rows, row_ok, stream, eps, weight, scales, outs, out_ok, num_out, 0, K, K, ROWS, OUT, IN, OUTS_FIRST,
+        NORM, EXACT, FORMAT, GROUP,
     )  # fmt: skip
     if HAS_BIAS:
         made += tl.load(bias + outs, mask=out_ok, other=0.0).to(tl.float32)[None, :]
@@ -116,11 +116,12 @@ def norm_qkv_rope(
     tile: Tile,
     *,
     scales: Tensor | None = None,  # [rows] float32, of scale_rows(): then the product does not find them itself
+    squares: Tensor | None = None,  # [rows, num_squares(hidden)] float32, of linear_residual(): likewise
     pdl: int = NO_PDL,
     row_tile: int = ROWS,
 ) -> None:
     num_rows, num_in = x.shape
-    norm, given = norm_arguments(x, stream, scales), weight_arguments(weight)
+    norm, given = norm_arguments(x, stream, scales, squares), weight_arguments(weight)
     out = (
         triton.next_power_of_2(heads.dim)
         if head_norms is not None
@@ -134,7 +135,7 @@ def norm_qkv_rope(
         query, kv_layer, num_rows, kv_layer.shape[1], eps,
         K=num_in, Q_HEADS=heads.num_q, KV_HEADS=heads.num_kv, DIM=heads.dim,
         HAS_BIAS=bias is not None, HEAD_NORM=head_norms is not None, NORM=norm.mode,
-        EXACT=weight.dtype == torch.float32, ROWS=row_tile, OUT=out, IN=tile.into,
+        EXACT=weight.dtype == torch.float32, ROWS=row_tile, OUT=out, IN=tile.into, OUTS_FIRST=tile.outs_first,
         FORMAT=given.format, GROUP=given.group, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

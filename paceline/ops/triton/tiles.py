@@ -1,9 +1,10 @@
 """How a product is cut into programs: by the weight's shape, and by how many rows there are.
 
 The bits of an output follow from the order in which its sum over K is made. A tensor core product adds 16 inputs at a
-time from front to back, so neither the length of a step nor what stands beside an output shows in its bits. What does
-is how many programs share the sum, and that follows from the weight's shape alone: a row gets the same bits at 1 row
-and at 512.
+time from front to back, with Hopper's larger instruction (wgmma: 64 rows or outputs, and four warps) as with the
+smaller one (mma.sync). So neither the instruction nor the length of a step nor what stands beside an output shows in
+its bits. What does is into how many parts the sum is cut, and that follows from the weight's shape alone: a row gets
+the same bits at 1 row and at 2,048 (`benchmarks/gpu_kernels.py --only bits`).
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +22,9 @@ class Tile:
     into: int  # inputs of one step of its loop over K
     warps: int
     stages: int  # loads in flight
-    splits: int = 1  # programs that share K; their sums are added in order
+    splits: int = 1  # parts of K, each with a sum of its own; these are added in order
+    alone: bool = False  # one program makes all parts in turn, where there are programs enough; else each has its own
+    outs_first: bool = False  # so that 64 outputs and few rows are enough for the larger instruction (product.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,9 @@ MEASURED: dict[tuple[int, int], Tile] = {
     # Qwen2.5-1.5B
     (2048, 1536): Tile(16, 512, 2, 3),
     (1536, 1536): Tile(16, 512, 2, 3),
-    (17920, 1536): Tile(32, 64, 2, 5),
-    (1536, 8960): Tile(16, 512, 2, 3, splits=4),
-    (151936, 1536): Tile(128, 128, 2, 3),
+    (17920, 1536): Tile(32, 64, 2, 4),
+    (1536, 8960): Tile(64, 128, 4, 4, splits=5, outs_first=True),
+    (151936, 1536): Tile(64, 128, 4, 4, outs_first=True),
 }
 
 MANY_OUTPUTS = 8192  # from here on 32 outputs a program still give every multiprocessor of a large GPU two programs
@@ -62,7 +65,17 @@ def tile_for(num_out: int, num_in: int, dtype: torch.dtype) -> Tile:
 
 
 # (kind, outputs, inputs) of a packed weight -> its tile; the step must suit the groups, else `packed_tile` shortens it
-PACKED: dict[tuple[str, int, int], Tile] = {}
+PACKED: dict[tuple[str, int, int], Tile] = {
+    # Qwen2.5-1.5B, groups of 128 for 4 bits and one scale an output for FP8 (benchmarks/gpu_quantization.py, tune)
+    ("fp8", 2048, 1536): Tile(32, 128, 4, 3),
+    ("fp8", 1536, 1536): Tile(32, 64, 4, 5, splits=2),
+    ("fp8", 17920, 1536): Tile(32, 64, 2, 3),
+    ("fp8", 1536, 8960): Tile(32, 64, 4, 5, splits=5),
+    ("int4", 2048, 1536): Tile(16, 64, 2, 3),
+    ("int4", 1536, 1536): Tile(32, 64, 4, 5, splits=2),
+    ("int4", 17920, 1536): Tile(64, 32, 2, 3),
+    ("int4", 1536, 8960): Tile(32, 64, 4, 3, splits=5),
+}
 
 # Inputs of a part of a step: as many as two warps have registers for, beside 64 outputs
 PACKED_INTO = {"int4": 32, "int8": 64, "fp8": 64}
@@ -89,42 +102,85 @@ def _padded(num_in: int, step: int) -> int:
     return -(-num_in // step) * step
 
 
-# For more than ROWS rows, the largest programs first: each value that one loads is used by more outputs. Two warps, or
-# fewer than 64 rows, keep the compiler from taking Hopper's other product instruction, which adds in another order.
+# For more than ROWS rows, the largest programs first: each value that one loads is used by more outputs.
 LARGER = (
-    Cut(64, Tile(128, 32, 2, 4)),
-    Cut(64, Tile(64, 32, 2, 4)),
-    Cut(32, Tile(64, 64, 2, 3)),
-    Cut(32, Tile(32, 64, 2, 4)),
+    Cut(128, Tile(128, 64, 8, 3)),
+    Cut(64, Tile(128, 64, 4, 3)),
+    Cut(64, Tile(64, 64, 4, 4)),
+    Cut(32, Tile(64, 64, 4, 4, outs_first=True)),
     Cut(16, Tile(32, 128, 2, 3)),
     Cut(16, Tile(16, 128, 2, 3)),
 )
-ENOUGH_PROGRAMS = 264  # two for each multiprocessor of a large GPU
+ENOUGH_PROGRAMS = 132  # one for each multiprocessor of a large GPU
 
-# What was measured to be better, at up to so many rows
+# What `--only tune` found to be the fastest at up to so many rows; the last one for more, too
 MEASURED_LARGER: dict[tuple[int, int], dict[int, Cut]] = {
-    (960, 576): dict.fromkeys((32, 64, 128), Cut(32, Tile(32, 64, 2, 4))),
-    (576, 576): dict.fromkeys((32, 64, 128), Cut(16, Tile(16, 64, 2, 5))),
-    (3072, 576): {
-        32: Cut(16, Tile(32, 128, 2, 3)),
-        64: Cut(16, Tile(32, 128, 2, 3)),
-        128: Cut(32, Tile(64, 64, 4, 4)),
+    (960, 576): {
+        64: Cut(16, Tile(16, 64, 2, 5)),
+        128: Cut(16, Tile(32, 64, 2, 4)),
+        512: Cut(32, Tile(64, 64, 4, 4, outs_first=True)),
+        2048: Cut(128, Tile(128, 64, 8, 3, outs_first=True)),
     },
-    (576, 1536): dict.fromkeys((32, 64), Cut(16, Tile(16, 512, 2, 5))),
-    (49152, 576): {32: Cut(32, Tile(128, 64, 4, 3)), 64: Cut(64, Tile(128, 64, 2, 3))},
-    (2048, 1536): dict.fromkeys((32, 64, 128), Cut(16, Tile(64, 128, 2, 3))),
-    (1536, 1536): dict.fromkeys((32, 64, 128), Cut(16, Tile(32, 128, 2, 3))),
-    (17920, 1536): {32: Cut(32, Tile(32, 64, 2, 4)), 64: Cut(32, Tile(64, 64, 2, 3)), 128: Cut(64, Tile(64, 32, 2, 4))},
-    (1536, 8960): {32: Cut(16, Tile(32, 128, 2, 3)), 64: Cut(16, Tile(64, 128, 2, 3))},
+    (576, 576): {
+        128: Cut(16, Tile(64, 128, 4, 4, outs_first=True)),
+        256: Cut(32, Tile(64, 128, 4, 4, outs_first=True)),
+        512: Cut(32, Tile(64, 64, 4, 4, outs_first=True)),
+        2048: Cut(64, Tile(64, 64, 4, 4)),
+    },
+    (3072, 576): {
+        64: Cut(16, Tile(32, 128, 2, 5)),
+        256: Cut(32, Tile(64, 64, 2, 3)),
+        512: Cut(64, Tile(64, 64, 4, 4)),
+        2048: Cut(128, Tile(128, 64, 8, 3)),
+    },
+    (576, 1536): {
+        32: Cut(16, Tile(16, 512, 2, 5)),
+        128: Cut(16, Tile(64, 128, 4, 4, outs_first=True)),
+        512: Cut(32, Tile(64, 128, 4, 4, outs_first=True)),
+        2048: Cut(64, Tile(64, 64, 4, 4, outs_first=True)),
+    },
+    (49152, 576): {
+        32: Cut(32, Tile(128, 64, 4, 3, outs_first=True)),
+        128: Cut(64, Tile(128, 64, 4, 3)),
+        2048: Cut(128, Tile(256, 64, 8, 3)),
+    },
+    (2048, 1536): {
+        32: Cut(16, Tile(16, 512, 2, 3)),
+        64: Cut(16, Tile(64, 128, 4, 4, outs_first=True)),
+        128: Cut(32, Tile(64, 128, 4, 4, outs_first=True)),
+        512: Cut(64, Tile(64, 128, 4, 3, outs_first=True)),
+        2048: Cut(128, Tile(128, 64, 8, 3)),
+    },
+    (1536, 1536): {
+        32: Cut(16, Tile(16, 512, 2, 3)),
+        64: Cut(16, Tile(64, 128, 4, 4, outs_first=True)),
+        256: Cut(32, Tile(64, 128, 4, 4, outs_first=True)),
+        512: Cut(32, Tile(64, 64, 4, 4, outs_first=True)),
+        2048: Cut(64, Tile(128, 64, 4, 3, outs_first=True)),
+    },
+    (17920, 1536): {
+        32: Cut(32, Tile(64, 64, 4, 4, outs_first=True)),
+        64: Cut(64, Tile(64, 64, 4, 4)),
+        256: Cut(64, Tile(128, 64, 4, 3)),
+        2048: Cut(128, Tile(128, 64, 8, 3)),
+    },
+    (1536, 8960): {
+        32: Cut(16, Tile(64, 128, 4, 4, outs_first=True)),
+        64: Cut(32, Tile(64, 128, 4, 4, outs_first=True)),
+        128: Cut(64, Tile(64, 128, 4, 3, outs_first=True)),
+        256: Cut(64, Tile(128, 64, 8, 3, outs_first=True)),
+        512: Cut(128, Tile(128, 64, 8, 3)),
+        2048: Cut(128, Tile(128, 64, 8, 3, alone=True)),
+    },
     (151936, 1536): {
-        32: Cut(32, Tile(64, 64, 2, 3)),
-        64: Cut(64, Tile(64, 64, 2, 3)),
-        128: Cut(64, Tile(128, 64, 2, 3)),
+        32: Cut(32, Tile(64, 128, 4, 4, outs_first=True)),
+        64: Cut(64, Tile(128, 64, 4, 3)),
+        2048: Cut(128, Tile(256, 64, 8, 3)),
     },
 }
 
 
-ROW_STEPS = (1, 32, 64, 128, 256)  # rows of a pass between which cuts change
+ROW_STEPS = (ROWS, 32, 64, 128, 256, 512, 2048)  # rows of a pass between which cuts change
 
 
 def cut_of(weight: Weight, num_rows: int) -> Cut:
@@ -135,8 +191,7 @@ def cut_of(weight: Weight, num_rows: int) -> Cut:
 
 
 PACKED_FROM = 48  # rows of a pass, from which programs have more of them: every program widens its weights again
-PACKED_ROWS, PACKED_OUTS = 64, (64, 32)  # the first that gives enough programs
-PACKED_PROGRAMS = 132  # one for each multiprocessor of a large GPU
+PACKED_ROWS, PACKED_OUTS = 64, (128, 64)  # outputs of a program: the first that gives enough programs
 
 
 def _packed_cut(weight: PackedWeight, num_rows: int) -> Cut:
@@ -144,9 +199,11 @@ def _packed_cut(weight: PackedWeight, num_rows: int) -> Cut:
     tile = replace(packed_tile(weight.kind, *weight.shape, weight.group), into=weight.into)
     if num_rows < PACKED_FROM:
         return Cut(ROWS, tile)
-    row_tiles = -(-num_rows // PACKED_ROWS)
-    enough = (o for o in PACKED_OUTS if o > tile.out and row_tiles * -(-weight.shape[0] // o) >= PACKED_PROGRAMS)
-    return Cut(PACKED_ROWS, replace(tile, out=next(enough, tile.out), warps=2, stages=min(tile.stages, 3)))
+    row_tiles = -(-_row_step(num_rows) // PACKED_ROWS)
+    enough = (o for o in PACKED_OUTS if row_tiles * -(-weight.shape[0] // o) >= ENOUGH_PROGRAMS)
+    outs = next(enough, PACKED_OUTS[-1])
+    # Outputs first: weights come out of registers then, where they are widened
+    return Cut(PACKED_ROWS, replace(tile, out=outs, warps=4, stages=3, outs_first=True))
 
 
 def cut_for(num_out: int, num_in: int, dtype: torch.dtype, num_rows: int) -> Cut:
@@ -154,14 +211,21 @@ def cut_for(num_out: int, num_in: int, dtype: torch.dtype, num_rows: int) -> Cut
     few = tile_for(num_out, num_in, dtype)
     if num_rows <= ROWS or dtype.itemsize > 2:  # float32 does without tensor cores
         return Cut(ROWS, few)
-    for most, cut in MEASURED_LARGER.get((num_out, num_in), {}).items():
-        if num_rows <= most:
-            return _with_splits(cut, few)
+    if (num_out, num_in) in MEASURED_LARGER:
+        measured = MEASURED_LARGER[num_out, num_in]
+        most = next((rows for rows in measured if num_rows <= rows), max(measured))
+        return _with_splits(measured[most], few)
+    num_rows = _row_step(num_rows)
     for cut in LARGER:
-        programs = -(-num_rows // cut.rows) * -(-num_out // cut.tile.out) * few.splits
-        if programs >= ENOUGH_PROGRAMS and cut.rows < 2 * num_rows:
-            return _with_splits(cut, few)
+        programs = -(-num_rows // cut.rows) * -(-num_out // cut.tile.out)
+        if cut.rows <= num_rows and programs * few.splits >= ENOUGH_PROGRAMS:
+            alone = few.splits > 1 and programs >= ENOUGH_PROGRAMS
+            return _with_splits(replace(cut, tile=replace(cut.tile, alone=alone)), few)
     return _with_splits(LARGER[-1], few)
+
+
+def _row_step(num_rows: int) -> int:
+    return next((rows for rows in ROW_STEPS if num_rows <= rows), num_rows)
 
 
 def _with_splits(cut: Cut, few: Tile) -> Cut:

@@ -47,7 +47,7 @@ def _float8_asm(PART):
 
 @triton.jit
 def _integers(words, PART: tl.constexpr, FORMAT: tl.constexpr):
-    """[IN, OUT] float32: 16 + q or 256 + q"""
+    """float32: 16 + q or 256 + q"""
     if INTERPRETED:
         wide = words.to(tl.int32)
         if FORMAT == 1:
@@ -72,14 +72,15 @@ def _float8(words, PART: tl.constexpr):
 
 @triton.jit
 def widened(words, pair, PART: tl.constexpr, FORMAT: tl.constexpr, ONE_GROUP: tl.constexpr, dtype: tl.constexpr):
-    """[IN, OUT]: the values of one part of the words, times their scale. `pair`: [OUT] int32, scale and zero in
-    float16, the zero of 4-bit values less 8; with ONE_GROUP the scale is 1. FORMAT 4 leaves it to the sum."""
+    """The values of one part of the words ([IN, OUT] or [OUT, IN]), times their scale. `pair`: int32, [1, OUT] or
+    [OUT, 1]: scale and zero in float16, the zero of 4-bit values less 8; with ONE_GROUP the scale is 1. FORMAT 4 leaves
+    it to the sum."""
     if FORMAT == 4:
         zero = _halves(pair, 1)
         if INTERPRETED or dtype != tl.bfloat16:
-            made = ((words.to(tl.int32) >> (4 * PART)) & 15).to(tl.float32) - (zero + 8.0)[None, :]
+            made = ((words.to(tl.int32) >> (4 * PART)) & 15).to(tl.float32) - (zero + 8.0)
         else:
-            rest = (-136.0 - zero).to(tl.bfloat16)[None, :]
+            rest = (-136.0 - zero).to(tl.bfloat16)
             made = tl.inline_asm_elementwise(
                 _whole_asm(PART), "=r,r,r", [words, rest], dtype=tl.bfloat16, is_pure=True, pack=2
             )
@@ -91,15 +92,15 @@ def widened(words, pair, PART: tl.constexpr, FORMAT: tl.constexpr, ONE_GROUP: tl
                 _float8_asm(PART), "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2
             )
         if not ONE_GROUP:
-            made = made.to(tl.float32) * _halves(pair, 0)[None, :]
+            made = made.to(tl.float32) * _halves(pair, 0)
     else:
         offset: tl.constexpr = 24.0 if FORMAT == 1 else 256.0
         made, zero = _integers(words, PART, FORMAT), _halves(pair, 1)
         if ONE_GROUP:
-            made -= (zero + offset)[None, :]
+            made -= zero + offset
         else:
             scale = _halves(pair, 0)
-            made = tl.fma(made, scale[None, :], (-((zero + offset) * scale))[None, :])
+            made = tl.fma(made, scale, -((zero + offset) * scale))
     return made.to(dtype)
 
 
