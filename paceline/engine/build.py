@@ -73,7 +73,9 @@ def build_engine(
     )
     num_slots = config.num_kv_blocks * config.block_size
     kv_cache = allocate_kv(decoder.config, num_slots, decoder.dtype, decoder.device)
-    raw(kv_cache)[:, :, :FIRST_SLOTS].zero_()  # now, and not in the first request: memory is only handed out when touched
+    raw(kv_cache)[
+        :, :, :FIRST_SLOTS
+    ].zero_()  # now, and not in the first request: memory is only handed out when touched
     captured = None if loaded.capture is None else loaded.capture(pass_room(config, kv_cache))
     decoder = captured or decoder
     services = EngineParts(

@@ -65,7 +65,7 @@ class Decoder:
         config: ModelConfig,
         weights: Weights,
         *,
-        dtype: torch.dtype = torch.float32,  # of weights, hidden states, and the KV cache unless kv_dtype says otherwise
+        dtype: torch.dtype = torch.float32,  # of all but a KV cache for which kv_dtype says otherwise
         device: torch.device | str = "cpu",
         batch_invariant: bool = False,
         packs: bool = False,
@@ -147,7 +147,9 @@ class Decoder:
         rows = self.embedding[token_ids]
         if self.config.embedding_scale == 1.0:
             return rows
-        return rows * torch.tensor(self.config.embedding_scale, dtype=self.hidden_dtype)  # the factor is rounded, as trained
+        return rows * torch.tensor(
+            self.config.embedding_scale, dtype=self.hidden_dtype
+        )  # the factor is rounded, as trained
 
     def _project(self, layer: Layer, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
@@ -232,7 +234,9 @@ class Decoder:
         return self.embedding if is_tied else self._tensor(HEAD)
 
     def _packed(self, *names: str) -> PackedWeight | None:
-        packed = packed_weight([self._weights[n] for n in names], self.hidden_dtype, self.device) if self._packs else None
+        packed = (
+            packed_weight([self._weights[n] for n in names], self.hidden_dtype, self.device) if self._packs else None
+        )
         if packed is not None and not packed.has_finite_scales():
             raise ModelLoadError(
                 f"{' or '.join(names)} has scales that are not finite numbers: the file is damaged. Fetch it again."

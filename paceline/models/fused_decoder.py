@@ -111,7 +111,14 @@ class FusedDecoder:
         """One for all passes of this decoder, which never overlap; a graph keeps the one that it was captured with."""
         heads = self.heads
         self._scratch = AttentionScratch.allocate(
-            num_rows, heads.num_q, heads.num_kv, heads.dim, self.hidden_dtype, max_splits, self.device, earlier=self._scratch
+            num_rows,
+            heads.num_q,
+            heads.num_kv,
+            heads.dim,
+            self.hidden_dtype,
+            max_splits,
+            self.device,
+            earlier=self._scratch,
         )
         return self._scratch
 

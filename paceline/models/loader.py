@@ -211,7 +211,7 @@ def _kv_dtype(asked: str, dtype: torch.dtype, use_native: bool) -> torch.dtype:
     if KV_DTYPES[asked] == FLOAT8:
         if use_native:
             raise InvalidOptionError(
-                f"kv_cache_dtype {asked!r} is what the fused kernels on CUDA have, and the native CPU kernels run here: "
+                f"kv_cache_dtype {asked!r} is what the fused kernels on CUDA have; the native CPU kernels run here: "
                 "use 'int8', which takes as little memory, or kernels='torch'"
             )
         return FLOAT8

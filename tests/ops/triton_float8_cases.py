@@ -1,5 +1,5 @@
-"""What FP8 keys and values must hold on the Triton kernels, at small sizes. Run by test_triton_float8.py in a process of
-its own: in Triton's interpreter on a CPU, or on a GPU.
+"""What FP8 keys and values must hold on the Triton kernels, at small sizes. Run by test_triton_float8.py in a process
+of its own: in Triton's interpreter on a CPU, or on a GPU.
 """
 
 from typing import Any

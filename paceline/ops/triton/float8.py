@@ -1,7 +1,7 @@
 """FP8 numbers (e4m3) of the KV cache, in registers: two of a 16-bit word, to be multiplied, and one, to be stored.
 
-A word holds the numbers of an even place (its lower byte) and of the odd one behind it. Words of 16 bits reach a product
-of tensor cores by the same way as bfloat16 numbers do; bytes would not, where they stand across the product.
+A word holds the numbers of an even place (its lower byte) and of the odd one behind it. Words of 16 bits reach a
+product of tensor cores by the same way as bfloat16 numbers do; bytes would not, where they stand across the product.
 
 A GPU widens two numbers by one instruction, exactly, not-a-number included. Triton's interpreter, and float32, do it by
 arithmetic. Stored are the nearest numbers, ties to even, at most 448: `as_float8` of core/kv_tensor.py is the twin.
@@ -38,7 +38,7 @@ def widened_pairs(words, dtype: tl.constexpr):
     if INTERPRETED or dtype == tl.float32:
         wide = words.to(tl.int32)
         return _float32_of(wide & 0xFF).to(dtype), _float32_of((wide >> 8) & 0xFF).to(dtype)
-    else:
+    else:  # noqa: RET505 (this one is for the compiler)
         return tl.inline_asm_elementwise(
             WIDEN, "=r,=r,r", [words], dtype=(tl.float16, tl.float16), is_pure=True, pack=2
         )  # fmt: skip

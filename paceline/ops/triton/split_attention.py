@@ -170,11 +170,12 @@ def split_tree_attention(
     cut = programs_for(num_rows, heads, kv_heads, dim, query.dtype, max_splits) if programs is None else programs
     dim_pad = max(16, triton.next_power_of_2(dim))
     is_float8 = kv_layer.dtype == FLOAT8
+    stored = kv_layer.view(torch.int16) if is_float8 else kv_layer
     split_bytes = 2 * steps.keys * dim_pad * kv_layer.element_size()
     buffers = min(2, max(1, BUFFER_BYTES // split_bytes))
     at_once = min(8 if dim_pad <= 64 else 4, triton.next_power_of_2(max_splits))  # as many as there are registers for
     attention_kernel[(num_rows, kv_heads, cut.parts)](
-        query, kv_layer.view(torch.int16) if is_float8 else kv_layer, out, rows.positions, rows.slots, rows.context_lens, rows.parents, rows.is_node, rows.req_ids,
+        query, stored, out, rows.positions, rows.slots, rows.context_lens, rows.parents, rows.is_node, rows.req_ids,
         rows.block_tables, scratch.best, scratch.total, scratch.mixed, scratch.arrivals, num_rows,
         rows.block_tables.stride(0), num_slots, max_splits, window or 0, scale * LOG2_E, cut.parts, cut.block_parts,
         Q_HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_SIZE=rows.block_size,
