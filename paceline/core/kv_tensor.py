@@ -39,7 +39,8 @@ def allocate_kv(config: ModelConfig, num_slots: int, dtype: torch.dtype, device:
     keys lie in as few of them as they can."""
     shape = (config.num_layers, 2, num_slots, config.num_kv_heads, head_elements(config, dtype))
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
+        stored = torch.uint8 if dtype == FLOAT8 else dtype
+        return torch.zeros(shape, dtype=stored, device=device).view(dtype)
     memory = np.zeros(math.prod(shape) * dtype.itemsize + CACHE_LINE, dtype=np.uint8)
     begin = -memory.ctypes.data % CACHE_LINE
     pool = torch.from_numpy(memory[begin : begin + memory.size - CACHE_LINE]).view(dtype).view(shape)
