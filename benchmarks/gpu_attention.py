@@ -1,6 +1,7 @@
 """Attention over the paged cache on a GPU: prompts and decoding, time a layer beside the limits, and bits.
 
     python benchmarks/gpu_attention.py [--models 135m,1.5b] [--sweep] [--json FILE]
+    python benchmarks/gpu_attention.py --float8        # decoding with keys and values in FP8 beside bfloat16, and bits
     python benchmarks/gpu_attention.py --rehearse      # tiny, in Triton's interpreter, without a GPU
 
 Random keys and values of SmolLM2-135M's (and Qwen2.5-1.5B's) shape; no model file. Columns, in microseconds a layer:
@@ -20,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from gpu_kernels_setup import BLOCK_SIZE, SHAPES, Clock, read_bandwidth
 from torch import Tensor
 
 from paceline.bench.run.provenance import provenance
+from paceline.core.kv_tensor import FLOAT8, as_float8, raw
 from paceline.ops.triton.split_attention import (
     AttentionRows,
     AttentionScratch,
@@ -67,10 +70,11 @@ class Case:
 
 
 class Bench:
-    def __init__(self, name: str, device: torch.device, bandwidth: float, *, tiny: bool) -> None:
+    def __init__(self, name: str, device: torch.device, bandwidth: float, *, tiny: bool, float8: bool = False) -> None:
         _, _, self.layers, self.heads, self.kv_heads, self.dim, _, _ = SHAPES[name]
         self.device, self.bandwidth, self.tiny = device, bandwidth, tiny
         self.dtype = torch.float32 if tiny else torch.bfloat16
+        self.kv_dtype = FLOAT8 if float8 else self.dtype
         self.clock = Clock(device, replays=10, rounds=3)
 
     def case(self, parts: list[Part], *, one_layer: bool = False) -> Case:
@@ -90,12 +94,13 @@ class Bench:
         ints = [torch.tensor(column, dtype=torch.int32, device=self.device) for column in columns]
         rows = AttentionRows(*ints, block_tables=order.int().to(self.device), block_size=BLOCK_SIZE)
         slots = len(parts) * width * BLOCK_SIZE
-        layer_bytes = 2 * slots * self.kv_heads * self.dim * self.dtype.itemsize
+        layer_bytes = 2 * slots * self.kv_heads * self.dim * self.kv_dtype.itemsize
         layers = 1 if self.tiny or one_layer else min(self.layers, -(-CACHE_BYTES // layer_bytes))
         generator = torch.Generator(device=self.device).manual_seed(2)
-        kv = torch.empty(layers, 2, slots, self.kv_heads, self.dim, dtype=self.dtype, device=self.device)
-        for layer in kv:
-            layer.copy_(torch.randn(layer.shape, generator=generator, device=self.device))
+        kv = torch.empty(layers, 2, slots, self.kv_heads, self.dim, dtype=self.kv_dtype, device=self.device)
+        for layer in raw(kv):
+            made = torch.randn(layer.shape, generator=generator, device=self.device)
+            layer.copy_(raw(as_float8(made)) if self.kv_dtype == FLOAT8 else made)
         query = torch.randn(len(columns[0]), self.heads, self.dim, generator=generator, device=self.device)
         return Case(rows, query.to(self.dtype), kv, self.limit_us(parts))
 
@@ -106,7 +111,7 @@ class Bench:
             pairs += part.count * part.begin + part.count * (part.count + 1) // 2
         rows = sum(part.count for part in parts)
         size = self.dtype.itemsize
-        moved = 2 * keys * self.kv_heads * self.dim * size + 2 * rows * self.heads * self.dim * size
+        moved = 2 * keys * self.kv_heads * self.dim * self.kv_dtype.itemsize + 2 * rows * self.heads * self.dim * size
         return max(moved / self.bandwidth, 4 * pairs * self.heads * self.dim / PEAK_FLOPS) * 1e6
 
     def programs(self, case: Case) -> Programs:
@@ -172,6 +177,27 @@ class Bench:
         if not self.tiny:
             cases["896 at 1024, 128 decoding"] = [Part(1024, 896), *[Part(319, 1)] * 128]
         return self.table(cases)
+
+    def beside_float8(self, other: "Bench") -> dict[str, Any]:
+        """Decoding, with keys and values in this bench's type and in FP8."""
+        print(f"  {'us a layer':28}{'bfloat16':>9}{'fp8':>9}{'ratio':>8}{'limits':>18}{'share':>8}")
+        result: dict[str, Any] = {}
+        for rows, context in DECODES if not self.tiny else [(1, 30), (2, 70)]:
+            cells: dict[str, float] = {}
+            for name, bench in (("bfloat16", self), ("fp8", other)):
+                case = bench.case([Part(context - 1, 1)] * rows)
+                cells |= {name: bench.time_us(case, bench.programs(case)), f"{name}_limit": case.limit_us}
+                del case
+            cells["ratio"] = cells["bfloat16"] / cells["fp8"]
+            share = cells["fp8_limit"] / cells["fp8"]
+            result[f"{rows} decoding at {context}"] = cells
+            limits = f"{cells['bfloat16_limit']:.1f} / {cells['fp8_limit']:.1f}"
+            print(
+                f"  {f'{rows} decoding at {context}':28}{cells['bfloat16']:9.1f}{cells['fp8']:9.1f}"
+                f"{cells['ratio']:7.2f}x{limits:>18}{share:8.1%}",
+                flush=True,
+            )
+        return result
 
     # bits
 
@@ -263,6 +289,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="135m", help="of 135m,1.5b")
     parser.add_argument("--sweep", action="store_true", help="other shapes of blocks, other numbers of programs")
+    parser.add_argument("--float8", action="store_true", help="only this: FP8 keys and values beside bfloat16")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes in Triton's interpreter, on a CPU")
     parser.add_argument("--json", default="", help="a file for the JSON line as well")
     args = parser.parse_args()
@@ -273,6 +300,9 @@ def main() -> None:
     for model in ["tiny"] if args.rehearse else args.models.split(","):
         bench, record[model] = Bench(model, device, bandwidth, tiny=args.rehearse), {}
         sections = {"bits": bench.bits, "times": bench.times} | ({"sweep": bench.sweep} if args.sweep else {})
+        if args.float8:
+            float8 = Bench(model, device, bandwidth, tiny=args.rehearse, float8=True)
+            sections = {"fp8 bits": float8.bits, "fp8 times": partial(bench.beside_float8, float8)}
         for name, section in sections.items():
             print(f"{model}: {name}", flush=True)
             begin = time.perf_counter()

@@ -46,7 +46,7 @@ class ToyDecoder:
         rope_theta=1e4,
         eos_token_ids=(EOS,),
     )
-    dtype = torch.float32
+    dtype = hidden_dtype = torch.float32
     device = torch.device("cpu")
     batch_invariant = True
     draws_tokens = False

@@ -85,7 +85,9 @@ ENGINE: dict[str, Foreign] = {
     "swap_space": hint("a preempted request is computed again; kv_offload keeps its keys and values"),
     "cpu_offload_gb": only(0, reason=NO_OFFLOAD),
     "kv_offloading_size": only(0, reason="give kv_offload, in bytes"),
-    "calculate_kv_scales": only(False, reason="kv_cache_dtype='int8' makes a scale for every head of a position"),
+    "calculate_kv_scales": only(
+        False, reason="kv_cache_dtype='int8' makes a scale for every head of a position, 'fp8' has none"
+    ),
     "prefix_caching_hash_algo": hint("one hash is built in"),
     "disable_sliding_window": only(False, reason="a model's window is part of what it computes"),
     "enforce_eager": hint(OWN_KERNELS),

@@ -127,6 +127,8 @@ class Decoder(Protocol):
 class Target(Decoder, Protocol):
     """A decoder that others may draft for: they share its embedding and its head."""
 
+    hidden_dtype: torch.dtype  # of hidden states, and of weights that are plain
+
     @property
     def handle(self) -> int | None: ...  # of the native model, for native drafters; None where it is none
 

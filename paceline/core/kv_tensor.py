@@ -11,12 +11,24 @@ from torch import Tensor
 from paceline.core.model_config import ModelConfig
 
 CACHE_LINE = 64  # bytes
+FLOAT8 = torch.float8_e4m3fn  # four bits of exponent, three of mantissa, no infinity
+FLOAT8_LARGEST = 448.0
 SCALE_BYTES = 4  # of a head's keys or values at one position, where they are integers
 
 
 def head_elements(config: ModelConfig, dtype: torch.dtype) -> int:
     """What one head of one position takes: its numbers, and where they are integers, a float32 scale beside them."""
     return config.head_dim + (0 if dtype.is_floating_point else SCALE_BYTES // dtype.itemsize)
+
+
+def as_float8(x: Tensor) -> Tensor:
+    """The nearest numbers of FLOAT8, ties to even; what is larger than the largest becomes the largest."""
+    return x.float().clamp(-FLOAT8_LARGEST, FLOAT8_LARGEST).to(FLOAT8)
+
+
+def raw(pool: Tensor) -> Tensor:
+    """Keys and values as numbers that PyTorch copies and gathers on any device: FLOAT8 as bytes."""
+    return pool.view(torch.uint8) if pool.dtype == FLOAT8 else pool
 
 
 def allocate_kv(config: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -27,11 +39,12 @@ def allocate_kv(config: ModelConfig, num_slots: int, dtype: torch.dtype, device:
     keys lie in as few of them as they can."""
     shape = (config.num_layers, 2, num_slots, config.num_kv_heads, head_elements(config, dtype))
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
+        stored = torch.uint8 if dtype == FLOAT8 else dtype
+        return torch.zeros(shape, dtype=stored, device=device).view(dtype)
     memory = np.zeros(math.prod(shape) * dtype.itemsize + CACHE_LINE, dtype=np.uint8)
     begin = -memory.ctypes.data % CACHE_LINE
     pool = torch.from_numpy(memory[begin : begin + memory.size - CACHE_LINE]).view(dtype).view(shape)
-    pool[:, :, :1] = 0  # the first pages now, not in the first request
+    raw(pool)[:, :, :1] = 0  # the first pages now, not in the first request
     return pool
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.core.kv_tensor import allocate_kv
+from paceline.core.kv_tensor import allocate_kv, raw
 from paceline.engine.captured_speculation import where_captured
 from paceline.engine.config import EngineConfig, ResolvedConfig, resolve_config
 from paceline.engine.core import EngineCore
@@ -73,7 +73,9 @@ def build_engine(
     )
     num_slots = config.num_kv_blocks * config.block_size
     kv_cache = allocate_kv(decoder.config, num_slots, decoder.dtype, decoder.device)
-    kv_cache[:, :, :FIRST_SLOTS].zero_()  # now, and not in the first request: memory is only handed out when touched
+    raw(kv_cache)[
+        :, :, :FIRST_SLOTS
+    ].zero_()  # now, and not in the first request: memory is only handed out when touched
     captured = None if loaded.capture is None else loaded.capture(pass_room(config, kv_cache))
     decoder = captured or decoder
     services = EngineParts(

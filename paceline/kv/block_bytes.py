@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.block_rows import BlockRows
+from paceline.core.kv_tensor import raw
 from paceline.kv.block_pool import BlockPool
 from paceline.kv.hashes import HASH_BYTES, BlockHash
 
@@ -77,7 +78,7 @@ class BlockBytes:
     def __init__(
         self, kv_cache: Tensor, pool: BlockPool, block_size: int, drafters: Callable[[], Sequence[BlockRows]]
     ) -> None:
-        self._kv_cache = kv_cache  # [layers, 2, slots, kv heads, head dim]
+        self._kv_cache = raw(kv_cache)  # [layers, 2, slots, kv heads, head dim]
         self._pool, self._block_size, self._drafters = pool, block_size, drafters
         self.target_bytes = kv_cache[:, :, :block_size].numel() * kv_cache.element_size()  # of a block
 

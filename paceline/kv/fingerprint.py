@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.forward import Target
-from paceline.core.kv_tensor import allocate_kv
+from paceline.core.kv_tensor import allocate_kv, raw
 from paceline.core.packing import RequestRows, pack
 from paceline.errors import InvalidRequestError
 from paceline.kv.hashes import HASH_BYTES
@@ -85,7 +85,7 @@ def probe(decoder: Target, block_size: int) -> str:
     batch = pack([RequestRows(blocks, tokens, start=0, num_wanted=num_tokens)], block_size)
     output = decoder.forward(batch, kv_cache)
     found = hashlib.blake2b(digest_size=HASH_BYTES)
-    for tensor in (output.logits, kv_cache[:, :, :num_tokens]):
+    for tensor in (output.logits, raw(kv_cache)[:, :, :num_tokens]):
         found.update(_bytes(tensor))
     return found.hexdigest()
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.core.kv_tensor import head_elements
+from paceline.core.kv_tensor import head_elements, raw
 from paceline.core.model_config import ModelConfig
 
 
@@ -19,4 +19,5 @@ def move_slots(kv_cache: Tensor, moves: Sequence[tuple[int, int]]) -> None:
         return
     source = torch.tensor([src for src, _ in moves], device=kv_cache.device)
     target = torch.tensor([dst for _, dst in moves], device=kv_cache.device)
-    kv_cache.index_copy_(2, target, kv_cache.index_select(2, source))
+    pool = raw(kv_cache)
+    pool.index_copy_(2, target, pool.index_select(2, source))

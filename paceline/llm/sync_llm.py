@@ -47,7 +47,7 @@ class LLM:
         quantization: str | None = "auto",
         batch_invariant: bool | None = None,
         kernels: str | None = "auto",
-        kv_cache_dtype: str | None = "auto",  # float16, int16 or int8, on the native CPU kernels
+        kv_cache_dtype: str | None = "auto",  # CPU: float16, int16 or int8; CUDA: fp8
         num_threads: int | None = None,
         max_model_len: int | None = None,
         max_num_seqs: int | None = 64,

@@ -65,14 +65,15 @@ class Decoder:
         config: ModelConfig,
         weights: Weights,
         *,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype = torch.float32,  # of all but a KV cache for which kv_dtype says otherwise
         device: torch.device | str = "cpu",
         batch_invariant: bool = False,
         packs: bool = False,
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         """`packs`: quantized matrices become those of the fused kernels (ops/packed.py); else they are widened."""
         self.config = config
-        self.dtype = dtype
+        self.dtype, self.hidden_dtype = kv_dtype or dtype, dtype
         self.device = torch.device(device)
         self.batch_invariant = batch_invariant
         self._kernels = kernels_for(self.device, batch_invariant)
@@ -111,7 +112,7 @@ class Decoder:
     def forward(
         self,
         batch: ForwardBatch,
-        kv_cache: Tensor,  # [layers, 2, slots, kv_heads, head_dim], in the model's dtype
+        kv_cache: Tensor,  # [layers, 2, slots, kv_heads, head_dim], of its dtype
         *,
         hidden_layers: Sequence[int] = (),
         layers: Sequence[int] | None = None,
@@ -146,7 +147,9 @@ class Decoder:
         rows = self.embedding[token_ids]
         if self.config.embedding_scale == 1.0:
             return rows
-        return rows * torch.tensor(self.config.embedding_scale, dtype=self.dtype)  # the factor is rounded, as trained
+        return rows * torch.tensor(
+            self.config.embedding_scale, dtype=self.hidden_dtype
+        )  # the factor is rounded, as trained
 
     def _project(self, layer: Layer, normed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         config = self.config
@@ -187,7 +190,7 @@ class Decoder:
     def _linear(self, x: Tensor, linear: Linear) -> Tensor:
         weight = linear.weight
         if isinstance(weight, PackedWeight):
-            weight = weight.widened().to(self.dtype)  # slow: the fused kernels read it as it is
+            weight = weight.widened().to(self.hidden_dtype)  # slow: the fused kernels read it as it is
         return self._kernels.linear(x, weight, linear.bias)
 
     def active_layers(self, layers: Sequence[int] | None, hidden_layers: Sequence[int]) -> frozenset[int]:
@@ -231,7 +234,9 @@ class Decoder:
         return self.embedding if is_tied else self._tensor(HEAD)
 
     def _packed(self, *names: str) -> PackedWeight | None:
-        packed = packed_weight([self._weights[n] for n in names], self.dtype, self.device) if self._packs else None
+        packed = (
+            packed_weight([self._weights[n] for n in names], self.hidden_dtype, self.device) if self._packs else None
+        )
         if packed is not None and not packed.has_finite_scales():
             raise ModelLoadError(
                 f"{' or '.join(names)} has scales that are not finite numbers: the file is damaged. Fetch it again."
@@ -250,7 +255,7 @@ class Decoder:
         stored = self._weights[name]
         wide = dequantize(stored) if isinstance(stored, QuantizedTensor) else stored
         # A weight taken as it is lies where its file put it, and products over it would have that place's bits.
-        return aligned(wide.to(device=self.device, dtype=self.dtype))
+        return aligned(wide.to(device=self.device, dtype=self.hidden_dtype))
 
 
 def _folded(linear: Linear, gains: Tensor) -> tuple[Linear, Tensor]:

@@ -47,7 +47,8 @@ class FusedDecoder:
         """`base`: its norms are folded. `pdl`: programmatic dependent launch, see ops/triton/product.py."""
         base.fold_norms()
         config = base.config
-        self.base, self.config, self.dtype, self.device = base, config, base.dtype, base.device
+        self.base, self.config, self.device = base, config, base.device
+        self.dtype, self.hidden_dtype = base.dtype, base.hidden_dtype
         self.pdl, self._choose_cuts = pdl, cuts
         self.heads = Heads(config.num_heads, config.num_kv_heads, config.head_dim)
         self._cuts: dict[tuple[int, int], Cuts] = {}
@@ -75,7 +76,7 @@ class FusedDecoder:
         """Room for a pass of `num_rows` rows over contexts of up to `max_splits` (AttentionRows.max_splits).
 
         `picked`: where its tokens go; None: to room of its own."""
-        config, device, dtype = self.config, self.device, self.dtype
+        config, device, dtype = self.config, self.device, self.hidden_dtype
         heads, cuts = self.heads, [self.cuts(i, num_rows) for i in range(config.num_layers)]
         added = {cut.tile for own in cuts for cut in (own.output, own.down)}
         splits = [split_sizes(num_rows, config.hidden_size, tile) for tile in added]
@@ -111,7 +112,14 @@ class FusedDecoder:
         """One for all passes of this decoder, which never overlap; a graph keeps the one that it was captured with."""
         heads = self.heads
         self._scratch = AttentionScratch.allocate(
-            num_rows, heads.num_q, heads.num_kv, heads.dim, self.dtype, max_splits, self.device, earlier=self._scratch
+            num_rows,
+            heads.num_q,
+            heads.num_kv,
+            heads.dim,
+            self.hidden_dtype,
+            max_splits,
+            self.device,
+            earlier=self._scratch,
         )
         return self._scratch
 

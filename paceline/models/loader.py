@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from paceline.core.forward import Target
+from paceline.core.kv_tensor import FLOAT8
 from paceline.core.model_config import ModelConfig
 from paceline.core.weights import ShapedWeights
 from paceline.errors import InvalidOptionError
@@ -36,7 +37,16 @@ DTYPES = {
     "half": torch.float16,
     "float": torch.float32,
 }
-KV_DTYPES = {"auto": None, "float16": torch.float16, "int16": torch.int16, "int8": torch.int8}
+KV_DTYPES = {
+    "auto": None,
+    "float16": torch.float16,
+    "int16": torch.int16,
+    "int8": torch.int8,
+    "fp8": FLOAT8,
+    "fp8_e4m3": FLOAT8,  # vLLM's other word for it
+}
+FLOAT8_CAPABILITY = (8, 9)  # the first that widens FP8 in one instruction
+FLOAT8_HEAD_DIM = 32  # the smallest: the kernel multiplies the numbers of even and of odd place apart
 DEVICES = ("auto", "cpu", "cuda")
 KERNELS = ("auto", "native", "torch")
 TRITON_CAPABILITY = (8, 0)  # the first with bfloat16 in its tensor cores, and what Triton still supports
@@ -89,6 +99,8 @@ def load_model(
     if dtype == "auto" and quantization and use_native:
         torch_dtype = torch.float16  # keys and values: finer than the weights, at half the bytes of float32
     kv_dtype = _kv_dtype(kv_cache_dtype, torch_dtype, use_native)
+    if kv_dtype == FLOAT8 and target.type == "cuda":
+        _check_float8(kv_cache_dtype, target, config, use_fused)
     if (kv_cache_dtype, dtype) == ("auto", "auto") and quantization and use_native and _multiplies_int16(config):
         kv_dtype = torch.int16
     tokenizer = load_tokenizer(path)
@@ -100,7 +112,9 @@ def load_model(
         check_memory(path, config, torch_dtype, quantization, target.type)
         if num_threads is not None:
             torch.set_num_threads(num_threads)
-        plain = torch_decoder(path, config, torch_dtype, target, quantization, batch_invariant=invariant)
+        plain = torch_decoder(
+            path, config, torch_dtype, target, quantization, batch_invariant=invariant, kv_dtype=kv_dtype
+        )
         decoder, capture = _fused(plain) if use_fused else (plain, None)
     return LoadedModel(model, path, config, decoder, tokenizer, _execution(decoder, quantization), capture, said)
 
@@ -140,6 +154,7 @@ def torch_decoder(
     quantization: str | None,
     *,
     batch_invariant: bool,
+    kv_dtype: torch.dtype | None = None,
 ) -> Decoder:
     """Over plain weights, or with `quantization` over those that the fused kernels read."""
     weights = read_weights(path, config, keep_quantized=quantization in ("gguf", "checkpoint"), for_cuda=True)
@@ -150,6 +165,7 @@ def torch_decoder(
         device=device,
         batch_invariant=batch_invariant,
         packs=quantization is not None,
+        kv_dtype=kv_dtype,
     )
     if isinstance(weights, ShapedWeights) and (notes := weights.notes()):
         logger.warning("%s", notes[0].upper() + notes[1:])
@@ -188,14 +204,37 @@ def _dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def _kv_dtype(asked: str, dtype: torch.dtype, use_native: bool) -> torch.dtype:
-    """The dtype, unless another one was asked for. Integers have a float32 scale for each head of a position."""
+    """The dtype, unless another one was asked for. Integers have a float32 scale for each head of a position, FP8 has
+    none: it is of the fused kernels on CUDA and of their plain twin, PyTorch's kernels on a CPU."""
     if asked not in KV_DTYPES:
         raise InvalidOptionError(f"kv_cache_dtype must be one of {', '.join(KV_DTYPES)}, but is {asked!r}")
+    if KV_DTYPES[asked] == FLOAT8:
+        if use_native:
+            raise InvalidOptionError(
+                f"kv_cache_dtype {asked!r} is what the fused kernels on CUDA have; the native CPU kernels run here: "
+                "use 'int8', which takes as little memory, or kernels='torch'"
+            )
+        return FLOAT8
     if asked != "auto" and not use_native:
         raise InvalidOptionError(
             f"kv_cache_dtype {asked!r} is what the native CPU kernels have, and they do not run here: leave it out"
         )
     return KV_DTYPES[asked] or dtype
+
+
+def _check_float8(asked: str, device: torch.device, config: ModelConfig, use_fused: bool) -> None:
+    """Raise where the fused kernels cannot keep keys and values in FP8."""
+    reason = None
+    if not use_fused:
+        reason = "this model or these options run on other kernels"
+    elif torch.cuda.get_device_capability(device) < FLOAT8_CAPABILITY:
+        reason = f"this GPU is older than compute capability {'.'.join(map(str, FLOAT8_CAPABILITY))}"
+    elif config.head_dim < FLOAT8_HEAD_DIM:
+        reason = f"heads of {config.head_dim} numbers are smaller than {FLOAT8_HEAD_DIM}"
+    if reason:
+        raise InvalidOptionError(
+            f"kv_cache_dtype {asked!r} needs the fused kernels and a GPU that reads FP8, but {reason}: leave it out"
+        )
 
 
 def _multiplies_int16(config: ModelConfig) -> bool:
@@ -269,6 +308,8 @@ def _execution(decoder: Target, quantization: str | None) -> str:
     if isinstance(decoder, NativeDecoder) and not decoder.dtype.is_floating_point:
         name = str(decoder.dtype).removeprefix("torch.")
         weights = f"{weights or 'plain weights'}, {name} keys and values"
+    if decoder.dtype == FLOAT8:
+        weights = f"{weights or str(decoder.hidden_dtype).removeprefix('torch.')}, fp8 keys and values"
     weights = weights or str(decoder.dtype).removeprefix("torch.")
     bits = "batch-invariant" if decoder.batch_invariant else "not batch-invariant: an answer may change with its batch"
     if isinstance(decoder, NativeDecoder):

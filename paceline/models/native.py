@@ -57,6 +57,7 @@ class NativeDecoder:
     device = torch.device("cpu")
     batch_invariant = True
     draws_tokens = False
+    hidden_dtype = torch.float32
 
     def __init__(
         self,

@@ -126,7 +126,8 @@ class PaddedDecoder:
         sizes: Sequence[int] | None = None,  # of rows; by default such that every pass of the engine has one
     ) -> None:
         self.base, self.room, self.sizes = base, room, tuple(sizes or sizes_up_to(room.max_rows))
-        self.config, self.dtype, self.device = base.config, base.dtype, base.device
+        self.config, self.device = base.config, base.device
+        self.dtype, self.hidden_dtype = base.dtype, base.hidden_dtype
         self.batch_invariant, self.num_threads, self.handle = base.batch_invariant, base.num_threads, base.handle
         self.clock = PassClock()
         self._maker = passes

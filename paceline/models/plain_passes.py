@@ -22,7 +22,8 @@ class DrawingDecoder:
 
     def __init__(self, base: Target) -> None:
         self.base = base
-        self.config, self.dtype, self.device = base.config, base.dtype, base.device
+        self.config, self.device = base.config, base.device
+        self.dtype, self.hidden_dtype = base.dtype, base.hidden_dtype
         self.batch_invariant, self.num_threads, self.handle = base.batch_invariant, base.num_threads, base.handle
 
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
@@ -121,5 +122,5 @@ class PlainPasses:
         vocab = self.base.config.vocab_size
         logits = torch.zeros(inputs.size, vocab) if kind.logits else None
         shape = (inputs.size, len(kind.hidden_layers), self.base.config.hidden_size)
-        hidden = torch.zeros(shape, dtype=self.base.dtype) if kind.hidden_layers else None
+        hidden = torch.zeros(shape, dtype=self.base.hidden_dtype) if kind.hidden_layers else None
         return PlainPass(self.base, inputs, room, kind, logits, hidden, self._layers)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.forward import ForwardBatch
+from paceline.ops.reference import read_kv
 
 
 @dataclass(slots=True)
@@ -101,8 +102,8 @@ def attend(
 ) -> Tensor:  # [rows, heads, head_dim]
     output = torch.empty_like(query)
     for group in plan:
-        key = kv_layer[0][group.slots].transpose(1, 2)  # [n, kv_heads, k, head_dim]
-        value = kv_layer[1][group.slots].transpose(1, 2)
+        # each [n, kv_heads, k, head_dim]
+        key, value = (read_kv(part, group.slots, query.dtype).transpose(1, 2) for part in kv_layer)
         mixed = F.scaled_dot_product_attention(
             query[group.rows].transpose(1, 2),  # [n, heads, q, head_dim]
             key,

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.core.forward import ForwardBatch
+from paceline.core.kv_tensor import FLOAT8, as_float8, raw
 from paceline.ops.alignment import aligned, aligned_copy
 
 
@@ -58,8 +59,14 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def write_kv(key: Tensor, value: Tensor, kv_layer: Tensor, slot_mapping: Tensor) -> None:
     """Store each row. key, value: [rows, kv_heads, head_dim]; kv_layer: [2, slots, kv_heads, head_dim]"""
     slots = slot_mapping.long()
-    kv_layer[0].index_copy_(0, slots, key)
-    kv_layer[1].index_copy_(0, slots, value)
+    for rows, place in zip((key, value), raw(kv_layer), strict=True):
+        place.index_copy_(0, slots, raw(as_float8(rows)) if kv_layer.dtype == FLOAT8 else rows)
+
+
+def read_kv(part: Tensor, slots: Tensor, dtype: torch.dtype) -> Tensor:
+    """Keys or values of these slots; those in FLOAT8 become `dtype`. part: [slots, kv_heads, head_dim]"""
+    found = raw(part)[slots]
+    return found.view(FLOAT8).to(dtype) if part.dtype == FLOAT8 else found
 
 
 def row_slots(batch: ForwardBatch) -> list[list[int]]:
@@ -93,7 +100,7 @@ def paged_tree_attention(
     for row, row_slot in enumerate(slots):
         seen = row_slot if window is None else row_slot[-window:]
         index = torch.tensor(seen, device=kv_layer.device)
-        key, value = kv_layer[0, index], kv_layer[1, index]  # [keys, kv_heads, head_dim]
+        key, value = (read_kv(part, index, torch.float32) for part in kv_layer)  # [keys, kv_heads, head_dim]
         rows.append(_attend(query[row], key, value, scale))
     return torch.stack(rows)
 

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from paceline.core.kv_tensor import raw
 from paceline.ops.random import Purpose, noise_key
 
 PURPOSE = int(Purpose.SAMPLE)
@@ -187,13 +188,14 @@ def _slots(table: Tensor, indices: Tensor, block_size: int) -> Tensor:
 
 def move_accepted(inputs: PassInputs, state: RoundState, kv_cache: Tensor, block_size: int, num_requests: int) -> None:
     """kv_cache: [layers, 2, slots, kv heads, dim]"""
+    pool = raw(kv_cache)
     for i, count in enumerate(state.path_counts[:num_requests].tolist()):
         if count > 1:
             first = int(state.positions[i]) - count
             indices = torch.arange(first + 1, first + count, dtype=torch.int32)
             sources = inputs.slots[state.path_rows[i, 1:count].long()].long()
             targets = _slots(inputs.block_tables[i], indices, block_size).long()
-            kv_cache[:, :, targets] = kv_cache[:, :, sources]
+            pool[:, :, targets] = pool[:, :, sources]
 
 
 def write_rows(

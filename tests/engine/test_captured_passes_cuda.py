@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.core.kv_tensor import FLOAT8
 from paceline.core.request import Request
 from paceline.models.config import config_from_dict
 from paceline.models.decoder import Decoder
@@ -46,13 +47,16 @@ def requests() -> list[Request]:
     return asked(OPTIONS, count=2 * len(OPTIONS))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_answers_do_not_depend_on_company_drafts_chunks_or_graphs(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype, kv_dtype", [(torch.bfloat16, None), (torch.float32, None), (torch.bfloat16, FLOAT8)])
+def test_answers_do_not_depend_on_company_drafts_chunks_or_graphs(
+    dtype: torch.dtype, kv_dtype: torch.dtype | None
+) -> None:
     from paceline.models.captured_passes import CapturedPasses
     from paceline.models.fused_decoder import FusedDecoder
 
-    config = config_from_dict(hf_config_dict("qwen3", vocab_size=VOCAB, eos_token_id=EOS))
-    fused = FusedDecoder(Decoder(config, random_weights(config), dtype=dtype, device="cuda"))
+    heads = {} if kv_dtype is None else {"head_dim": 32}
+    config = config_from_dict(hf_config_dict("qwen3", vocab_size=VOCAB, eos_token_id=EOS, **heads))
+    fused = FusedDecoder(Decoder(config, random_weights(config), dtype=dtype, device="cuda", kv_dtype=kv_dtype))
 
     def capture(room: PassRoom) -> PaddedDecoder:
         return PaddedDecoder(fused, CapturedPasses(fused), room, sizes=(1, 2, 4, 8, 16, 48))

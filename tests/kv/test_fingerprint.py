@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.core.kv_tensor import FLOAT8
 from paceline.errors import InvalidRequestError
 from paceline.kv.fingerprint import PARTS, Fingerprint, make_fingerprint, probe
 from paceline.models.config import config_from_dict
@@ -38,6 +39,7 @@ def test_what_differs_is_named() -> None:
 
     assert differs(make_fingerprint(decoder(), "other", 4)) == ["weights"]
     assert differs(make_fingerprint(decoder(dtype=torch.bfloat16), "w", 4)) == ["kv dtype", "probe"]
+    assert differs(make_fingerprint(decoder(kv_dtype=FLOAT8), "w", 4)) == ["kv dtype", "probe"]
     assert set(differs(make_fingerprint(decoder(), "w", 8))) == {"layout", "block size", "probe"}
     assert "kernels" in differs(make_fingerprint(decoder(batch_invariant=False), "w", 4))
     other = Decoder(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from paceline.core.forward import Decoder as AnyDecoder
+from paceline.core.kv_tensor import FLOAT8
 from paceline.core.model_config import ModelConfig
 from paceline.core.weights import QuantizedTensor
 from paceline.errors import InvalidOptionError, ModelLoadError
@@ -79,7 +80,11 @@ class OnCuda:
     device: torch.device
     batch_invariant: bool
     packs: bool
+    kv_dtype: torch.dtype | None = None
     draws_tokens: bool = False
+
+    def __post_init__(self) -> None:
+        self.hidden_dtype, self.dtype = self.dtype, self.kv_dtype or self.dtype
 
 
 @pytest.fixture
@@ -140,6 +145,35 @@ def test_cuda_keeps_the_blocks_of_a_quantized_file_where_asked_and_where_widened
         assert not plain.decoder.packs and isinstance(plain.decoder.weights[name], torch.Tensor)
     with pytest.raises(InvalidOptionError, match="'gguf' needs the native CPU kernels, or on CUDA the fused ones"):
         load_model(str(gguf_path), device="cuda", quantization="gguf", kernels="torch")
+
+
+@pytest.mark.parametrize("asked", ["fp8", "fp8_e4m3"])
+def test_keys_and_values_in_fp8_are_of_the_fused_kernels_and_refused_by_name_elsewhere(
+    asked: str, gguf_path: Path, tmp_path: Path, gpu: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "heads-of-32.gguf"
+    write_model(path, hf_model("llama", head_dim=32, hidden_size=64, num_attention_heads=2, num_key_value_heads=1))
+    found = load_model(str(path), device="cuda", kv_cache_dtype=asked)
+    assert found.decoder.dtype == FLOAT8 and "bfloat16, fp8 keys and values" in found.execution
+    assert load_model(str(path), device="cuda").decoder.dtype == torch.bfloat16
+    for options in ({"batch_invariant": False}, {"kernels": "torch"}):
+        with pytest.raises(InvalidOptionError, match="run on other kernels"):
+            load_model(str(path), device="cuda", kv_cache_dtype=asked, **options)
+    with pytest.raises(InvalidOptionError, match="heads of 16 numbers are smaller than 32"):
+        load_model(str(gguf_path), device="cuda", kv_cache_dtype=asked)
+    with pytest.raises(InvalidOptionError, match="'int8' is what the native CPU kernels have"):
+        load_model(str(path), device="cuda", kv_cache_dtype="int8")
+    gpu.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    with pytest.raises(InvalidOptionError, match=r"older than compute capability 8\.9"):
+        load_model(str(path), device="cuda", kv_cache_dtype=asked)
+
+
+def test_keys_and_values_in_fp8_run_on_pytorch_on_a_cpu_and_not_on_the_native_kernels(gguf_path: Path) -> None:
+    found = load_model(str(gguf_path), device="cpu", kernels="torch", kv_cache_dtype="fp8")
+    assert found.decoder.dtype == FLOAT8 and "float32, fp8 keys and values" in found.execution
+    if native.available():
+        with pytest.raises(InvalidOptionError, match="native CPU kernels run here"):
+            load_model(str(gguf_path), device="cpu", kv_cache_dtype="fp8")
 
 
 def test_too_little_memory_of_a_gpu_is_seen_before_loading(gguf_path: Path, gpu: pytest.MonkeyPatch) -> None:

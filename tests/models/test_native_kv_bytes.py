@@ -112,5 +112,5 @@ def test_a_speculative_answer_is_the_plain_one() -> None:
 def test_it_is_refused_where_the_native_kernels_do_not_run() -> None:
     with pytest.raises(InvalidOptionError, match="native CPU kernels"):
         LLM("smollm2-135m", {"method": "none"}, kv_cache_dtype="int8", kernels="torch")
-    with pytest.raises(InvalidOptionError, match="one of auto, float16, int16, int8"):
-        LLM("smollm2-135m", {"method": "none"}, kv_cache_dtype="fp8")
+    with pytest.raises(InvalidOptionError, match="one of auto, float16, int16, int8, fp8, fp8_e4m3"):
+        LLM("smollm2-135m", {"method": "none"}, kv_cache_dtype="fp8_e5m2")

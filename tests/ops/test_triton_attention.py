@@ -22,7 +22,7 @@ def test_attention_holds_its_cases_on_the_gpu() -> None:
     run_cases(CASES, TRITON_INTERPRET="0")
 
 
-def product_kinds(lines: int, warps: int) -> set[str]:
+def product_kinds(lines: int, warps: int, *, float8: bool = False) -> set[str]:
     """The tensor core products and the orders inside them that a Hopper GPU would run, for SmolLM2-135M's heads."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource, compile
@@ -44,6 +44,7 @@ def product_kinds(lines: int, warps: int) -> set[str]:
         "PDL": 0,
         "WINDOWED": False,
         "EXACT": False,
+        "FLOAT8": float8,
         "SHARED": False,
         "BLOCK_SHARED": False,
     }
@@ -51,6 +52,7 @@ def product_kinds(lines: int, warps: int) -> set[str]:
     numbers = ["num_rows", "table_stride", "num_slots", "max_splits", "window", "parts", "block_parts"]
     kinds = dict.fromkeys(halves, "*bf16") | dict.fromkeys(wholes, "*fp32") | dict.fromkeys(numbers, "i32")
     kinds |= dict.fromkeys(constants, "constexpr") | {"scale": "fp32"}
+    kinds["kv"] = "*i16" if float8 else "*bf16"
     signature = {name: kinds.get(name, "*i32") for name in attention_kernel.arg_names}
     aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind.startswith("*")}
     at = {(i,): constants[name] for i, name in enumerate(attention_kernel.arg_names) if name in constants}
@@ -59,7 +61,8 @@ def product_kinds(lines: int, warps: int) -> set[str]:
         ASTSource(attention_kernel, signature, at, aligned), target=GPUTarget("cuda", 90, 32), options=options
     )
     dots = [line for line in compiled.asm["ttgir"].splitlines() if re.search(r"= \S*(tt.dot|warp_group_dot) ", line)]
-    assert len(dots) == 12  # three for each tile, plain or at the edge, of a row or a block
+    # Three for each tile, plain or at the edge, of a row or a block; with words of two numbers five.
+    assert len(dots) == (20 if float8 else 12)
     versions = set(re.findall(r"nvidia_mma<{versionMajor = (\d)", compiled.asm["ttgir"]))
     return {f"version {version}" for version in versions} | set(re.findall(r"kWidth = \d", "".join(dots)))
 
@@ -72,4 +75,5 @@ def test_rows_and_blocks_run_on_one_kind_of_tensor_core_product() -> None:
 
     _, lines, warps = block_shape(9, 3, 64, torch.bfloat16)
     assert product_kinds(lines, warps) == {"version 2", "kWidth = 2"}
+    assert product_kinds(lines, warps, float8=True) == {"version 2", "kWidth = 2"}
     assert "version 3" in product_kinds(64, 4), "this test would not see the other kind"

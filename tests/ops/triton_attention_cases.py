@@ -11,6 +11,7 @@ import triton
 from torch import Tensor
 
 from paceline.core.forward import ForwardBatch
+from paceline.core.kv_tensor import as_float8
 from paceline.core.tree import DraftTree
 from paceline.models.fused_decoder import attention_rows
 from paceline.ops import reference
@@ -37,6 +38,7 @@ class Shape:
     dim: int
     dtype: torch.dtype
     steps: Steps
+    float8: bool = False  # keys and values
 
     @property
     def tolerance(self) -> float:
@@ -45,13 +47,17 @@ class Shape:
 
 SMALL = Shape(6, 2, 16, torch.float32, Steps(keys=16))
 ODD = Shape(5, 1, 24, torch.float32, Steps(keys=16))  # a head dimension and a group that are no powers of two
+SMALL_FLOAT8 = Shape(6, 2, 32, torch.float32, Steps(keys=16), float8=True)
+ODD_FLOAT8 = Shape(5, 1, 40, torch.float32, Steps(keys=16), float8=True)
 REAL = [
     Shape(9, 3, 64, torch.bfloat16, Steps()),
     Shape(12, 2, 128, torch.bfloat16, Steps()),
     Shape(8, 8, 64, torch.float16, Steps()),
     Shape(9, 3, 64, torch.float32, Steps()),
 ]
-SHAPES = [SMALL] if INTERPRETED else [SMALL, ODD, *REAL]
+REAL_FLOAT8 = [replace(shape, float8=True) for shape in REAL[:3]]
+SMALL_SHAPES = (SMALL, ODD, SMALL_FLOAT8, ODD_FLOAT8)
+SHAPES = [SMALL, ODD_FLOAT8] if INTERPRETED else [*SMALL_SHAPES, *REAL, *REAL_FLOAT8]
 
 ROW_BY_ROW = Programs(parts=1, block_rows=1, block_lines=16, block_parts=1, warps=4)
 
@@ -80,14 +86,19 @@ def large_cuts(shape: Shape) -> dict[str, Programs]:
 
 
 def cuts(shape: Shape) -> dict[str, Programs]:
-    found = small_cuts(shape) if shape in (SMALL, ODD) else large_cuts(shape)
-    if shape.dtype == torch.float16 or (shape.dtype == torch.float32 and shape not in (SMALL, ODD)):
+    found = small_cuts(shape) if shape in SMALL_SHAPES else large_cuts(shape)
+    if shape.dtype == torch.float16 or (shape.dtype == torch.float32 and shape not in SMALL_SHAPES):
         return {name: found[name] for name in ("row by row", "blocks")}  # each takes seconds to compile
     return found
 
 
 def random(*shape: int, seed: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+def keys_and_values(num_slots: int, shape: Shape) -> Tensor:
+    made = random(2, num_slots, shape.kv_heads, shape.dim, seed=1, dtype=shape.dtype)
+    return as_float8(made) if shape.float8 else made
 
 
 def attend(
@@ -128,7 +139,7 @@ def mixed_batch(pool: Pool, times: int) -> ForwardBatch:
     )
 
 
-WINDOWED = [SMALL] if INTERPRETED else [SMALL, REAL[0]]
+WINDOWED = [SMALL] if INTERPRETED else [SMALL, REAL[0], REAL_FLOAT8[0]]
 
 
 @pytest.mark.parametrize("shape, window", [*((s, None) for s in SHAPES), *((s, 21) for s in WINDOWED)], ids=str)
@@ -139,7 +150,7 @@ def test_attention_computes_what_its_twin_does_however_it_is_cut_into_programs(
     pool = Pool(5, 64 * times)
     batch, window = mixed_batch(pool, times), None if window is None else window * times
     query = random(batch.num_rows, shape.heads, shape.dim, seed=0, dtype=shape.dtype)
-    kv = random(2, pool.num_slots, shape.kv_heads, shape.dim, seed=1, dtype=shape.dtype)
+    kv = keys_and_values(pool.num_slots, shape)
     slots = reference.row_slots(batch)
     expected = reference.paged_tree_attention(query.float(), kv.float(), slots, window, 0.25)
     rows = attention_rows(batch)
@@ -160,12 +171,15 @@ def text(pool: Pool, request: int, begin: int, end: int) -> Rows:
     return Rows(request, begin, list(range(begin, end)))
 
 
-@pytest.mark.parametrize("shape", [SMALL] if INTERPRETED else [SMALL, *REAL[:2]], ids=str)
+IN_EVERY_WAY = [SMALL, SMALL_FLOAT8] if INTERPRETED else [SMALL, SMALL_FLOAT8, *REAL[:2], *REAL_FLOAT8[:2]]
+
+
+@pytest.mark.parametrize("shape", IN_EVERY_WAY, ids=str)
 def test_a_row_gets_the_same_alone_in_any_chunk_and_as_a_tree_node(shape: Shape) -> None:
     """Rows at positions [begin, end) of one text, with keys of more than two splits before them."""
     begin, end, company = (28, 36, 3) if INTERPRETED else (150, 250, 37)
     pool = Pool(2, end + 8)
-    kv = random(2, pool.num_slots, shape.kv_heads, shape.dim, seed=1, dtype=shape.dtype)
+    kv = keys_and_values(pool.num_slots, shape)
     queries = random(end + 8, shape.heads, shape.dim, seed=2, dtype=shape.dtype)
     blocks = cuts(shape)["blocks"]
 

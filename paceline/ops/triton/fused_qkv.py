@@ -14,7 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.core.kv_tensor import FLOAT8, raw
 from paceline.ops.packed import Weight
+from paceline.ops.triton.float8 import narrowed
 from paceline.ops.triton.product import (
     NO_PDL,
     norm_arguments,
@@ -40,7 +42,7 @@ def _qkv_kernel(
     K: tl.constexpr, Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
     HAS_BIAS: tl.constexpr, HEAD_NORM: tl.constexpr, NORM: tl.constexpr, EXACT: tl.constexpr,
     ROWS: tl.constexpr, OUT: tl.constexpr, IN: tl.constexpr, OUTS_FIRST: tl.constexpr, FORMAT: tl.constexpr,
-    GROUP: tl.constexpr, PDL: tl.constexpr,
+    GROUP: tl.constexpr, FLOAT8: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row_ok = rows < num_rows
@@ -95,6 +97,8 @@ def _qkv_kernel(
         slot = tl.load(slots + rows, mask=row_ok, other=-1).to(tl.int64)
         ok = ok & (slot >= 0)[:, None]
         at = ((slot + kind.to(tl.int64) * num_slots)[:, None] * KV_HEADS + kv_head) * DIM + pairs[None, :]
+        if FLOAT8:
+            turned_first, turned_second = narrowed(turned_first), narrowed(turned_second)
         tl.store(kv + at, turned_first, mask=ok)
         tl.store(kv + at + half, turned_second, mask=ok)
 
@@ -110,7 +114,7 @@ def norm_qkv_rope(
     positions: Tensor,  # [rows] int32
     slots: Tensor,  # [rows] int32; -1: not written
     query: Tensor,  # [rows, q heads, dim]: written
-    kv_layer: Tensor,  # [2, slots, kv heads, dim]: rows `slots` are written
+    kv_layer: Tensor,  # [2, slots, kv heads, dim], of the query's type or FLOAT8: rows `slots` are written
     heads: Heads,
     eps: float,
     tile: Tile,
@@ -132,10 +136,10 @@ def norm_qkv_rope(
     _qkv_kernel[grid](
         x, norm.stream, given.stored, given.scales, bias if bias is not None else x,
         head_norms if head_norms is not None else x, cos, sin, positions, slots,
-        query, kv_layer, num_rows, kv_layer.shape[1], eps,
+        query, raw(kv_layer), num_rows, kv_layer.shape[1], eps,
         K=num_in, Q_HEADS=heads.num_q, KV_HEADS=heads.num_kv, DIM=heads.dim,
         HAS_BIAS=bias is not None, HEAD_NORM=head_norms is not None, NORM=norm.mode,
         EXACT=weight.dtype == torch.float32, ROWS=row_tile, OUT=out, IN=tile.into, OUTS_FIRST=tile.outs_first,
-        FORMAT=given.format, GROUP=given.group, PDL=pdl,
+        FORMAT=given.format, GROUP=given.group, FLOAT8=kv_layer.dtype == FLOAT8, PDL=pdl,
         num_warps=tile.warps, num_stages=tile.stages, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

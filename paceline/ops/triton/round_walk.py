@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.core.kv_tensor import raw
 from paceline.ops.rounds import PURPOSE, NamedPairs, PassInputs, RoundState
 from paceline.ops.triton.noise import noise_key
 
@@ -121,7 +122,7 @@ def move_accepted(inputs: PassInputs, state: RoundState, kv_cache: Tensor, block
     num_layers, two, num_slots, num_heads, dim = kv_cache.shape
     size = num_heads * dim
     _move_kernel[(num_requests, num_layers * two)](
-        kv_cache, inputs.slots, inputs.block_tables, inputs.block_tables.stride(0), state.positions, state.path_rows,
-        state.path_counts, state.path_rows.stride(0), num_slots * size,
+        raw(kv_cache), inputs.slots, inputs.block_tables, inputs.block_tables.stride(0), state.positions,
+        state.path_rows, state.path_counts, state.path_rows.stride(0), num_slots * size,
         SIZE=size, PAD=triton.next_power_of_2(size), BLOCK_SIZE=block_size, num_warps=1,
     )  # fmt: skip

@@ -21,6 +21,7 @@ import torch
 import triton
 from torch import Tensor
 
+from paceline.core.kv_tensor import FLOAT8
 from paceline.ops.triton.product import NO_PDL
 from paceline.ops.triton.split_attention_kernel import attention_kernel
 
@@ -152,7 +153,7 @@ class AttentionScratch:
 
 def split_tree_attention(
     query: Tensor,  # [rows, heads, dim]
-    kv_layer: Tensor,  # [2, slots, kv_heads, dim]
+    kv_layer: Tensor,  # [2, slots, kv_heads, dim], of the query's type or FLOAT8
     out: Tensor,  # [rows, heads, dim]: written
     rows: AttentionRows,
     scratch: AttentionScratch,
@@ -168,18 +169,20 @@ def split_tree_attention(
     max_splits = rows.max_splits(steps)
     cut = programs_for(num_rows, heads, kv_heads, dim, query.dtype, max_splits) if programs is None else programs
     dim_pad = max(16, triton.next_power_of_2(dim))
-    split_bytes = 2 * steps.keys * dim_pad * query.element_size()
+    is_float8 = kv_layer.dtype == FLOAT8
+    stored = kv_layer.view(torch.int16) if is_float8 else kv_layer
+    split_bytes = 2 * steps.keys * dim_pad * kv_layer.element_size()
     buffers = min(2, max(1, BUFFER_BYTES // split_bytes))
     at_once = min(8 if dim_pad <= 64 else 4, triton.next_power_of_2(max_splits))  # as many as there are registers for
     attention_kernel[(num_rows, kv_heads, cut.parts)](
-        query, kv_layer, out, rows.positions, rows.slots, rows.context_lens, rows.parents, rows.is_node, rows.req_ids,
+        query, stored, out, rows.positions, rows.slots, rows.context_lens, rows.parents, rows.is_node, rows.req_ids,
         rows.block_tables, scratch.best, scratch.total, scratch.mixed, scratch.arrivals, num_rows,
         rows.block_tables.stride(0), num_slots, max_splits, window or 0, scale * LOG2_E, cut.parts, cut.block_parts,
         Q_HEADS=heads, KV_HEADS=kv_heads, DIM=dim, BLOCK_SIZE=rows.block_size,
         LINES=row_lines(heads, kv_heads), BLOCK_LINES=cut.block_lines,
         BLOCK_ROWS=cut.block_rows, BLOCK_ROWS_PAD=triton.next_power_of_2(cut.block_rows),
         DIM_PAD=dim_pad, KEYS=steps.keys, WINDOWED=window is not None, EXACT=query.dtype == torch.float32,
-        SHARED=cut.parts > 1, BLOCK_SHARED=cut.block_parts > 1, AT_ONCE=at_once, PDL=pdl,
+        FLOAT8=is_float8, SHARED=cut.parts > 1, BLOCK_SHARED=cut.block_parts > 1, AT_ONCE=at_once, PDL=pdl,
         # A buffer takes two stages: the block table is read one before the keys.
         num_warps=cut.warps, num_stages=2 * buffers + 1, enable_fp_fusion=False, launch_pdl=pdl > NO_PDL,
     )  # fmt: skip

@@ -8,6 +8,9 @@ keys that it loads. What a line gets does not depend on the lines beside it, nor
 - Weights are added up by a product with ones, because the order of `tl.sum` hangs on the shape of the tile.
 - Keys that a line may not see have weight 0 exactly, and a tile of which it sees none leaves it as it was.
 - A mask that reaches the weights must not be loaded as 8-bit numbers: that would turn the order inside a product.
+
+With FLOAT8 keys and values are FP8 numbers and come as words of two (float8.py): those of even and of odd places are
+multiplied apart, in float16, which has them all. Queries in bfloat16 become float16.
 """
 
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
@@ -15,6 +18,7 @@ keys that it loads. What a line gets does not depend on the lines beside it, nor
 import triton
 import triton.language as tl
 
+from paceline.ops.triton.float8 import widened_pairs
 from paceline.ops.triton.product import wait_for_previous_kernel
 
 FAR = tl.constexpr(2147483647)
@@ -32,14 +36,23 @@ def _merge(best, total, mixed, other_best, other_total, other_mixed):
 
 
 @triton.jit
-def _tile(q, kv, kv_at, values_at, loads, sees, scale, PRECISION: tl.constexpr, KEYS: tl.constexpr):
+def _tile(
+    q, q_odd, kv, kv_at, values_at, loads, sees, scale,
+    PRECISION: tl.constexpr, KEYS: tl.constexpr, FLOAT8: tl.constexpr, LINES: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
     """The softmax of all lines over one tile of keys: best score, sum of weights, weighted values."""
     if loads is None:
         key, value = tl.load(kv + kv_at), tl.load(kv + values_at + kv_at)  # [keys, dim]
     else:
         key = tl.load(kv + kv_at, mask=loads, other=0.0)
         value = tl.load(kv + values_at + kv_at, mask=loads, other=0.0)
-    scores = tl.dot(q, tl.trans(key), input_precision=PRECISION) * scale  # [lines, keys], of powers of two
+    if FLOAT8:
+        key, key_odd = widened_pairs(key, q.dtype)
+        value, value_odd = widened_pairs(value, q.dtype)
+    scores = tl.dot(q, tl.trans(key), input_precision=PRECISION)  # [lines, keys]
+    if FLOAT8:
+        scores = tl.dot(q_odd, tl.trans(key_odd), acc=scores, input_precision=PRECISION)
+    scores = scores * scale  # of powers of two
     if sees is not None:
         scores = tl.where(sees, scores, float("-inf"))
     best = tl.max(scores, axis=1)
@@ -47,7 +60,12 @@ def _tile(q, kv, kv_at, values_at, loads, sees, scale, PRECISION: tl.constexpr, 
     weights = tl.exp2(scores - finite[:, None]).to(value.dtype)
     ones = tl.full((KEYS, 16), 1.0, dtype=value.dtype)
     total = tl.max(tl.dot(weights, ones, input_precision=PRECISION), axis=1)  # all columns are the same
-    return best, total, tl.dot(weights, value, input_precision=PRECISION)
+    mixed = tl.dot(weights, value, input_precision=PRECISION)
+    if FLOAT8:
+        # Columns of even places, then those of odd ones: every thread keeps what it has.
+        both = tl.join(mixed, tl.dot(weights, value_odd, input_precision=PRECISION))
+        mixed = tl.reshape(tl.permute(both, (0, 2, 1)), (LINES, 2 * HALF))
+    return best, total, mixed
 
 
 @triton.jit
@@ -103,19 +121,31 @@ def _attend(
     part_best, part_total, part_mixed, arrivals, num_slots, max_splits, window, scale,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     LINES: tl.constexpr, DIM_PAD: tl.constexpr, KEYS: tl.constexpr, WINDOWED: tl.constexpr, EXACT: tl.constexpr,
-    NODES: tl.constexpr, SHARED: tl.constexpr, AT_ONCE: tl.constexpr,
+    FLOAT8: tl.constexpr, NODES: tl.constexpr, SHARED: tl.constexpr, AT_ONCE: tl.constexpr,
 ):  # fmt: skip
     """Rows [row, row + count) of one request, the heads of one kv head: program `part` of `parts`."""
     kv_head = tl.program_id(1)
     group: tl.constexpr = Q_HEADS // KV_HEADS
     precision: tl.constexpr = "ieee" if EXACT else "tf32"  # float32 must not pass through TF32, which keeps ten bits
+    half: tl.constexpr = DIM_PAD // 2
     lines, dims = tl.arange(0, LINES), tl.arange(0, DIM_PAD)
+    if FLOAT8:
+        dims = dims % half * 2 + dims // half  # of the columns that `_tile` makes
     line_ok, dim_ok = lines // group < count, dims < DIM
     line_rows = row + lines // group
     heads = line_rows * Q_HEADS + kv_head * group + lines % group  # [lines], over all rows
     q_ok = line_ok[:, None] & dim_ok[None, :]
     q_at = heads[:, None] * DIM + dims[None, :]
-    q = tl.load(query + q_at, mask=q_ok, other=0.0)  # [lines, dim]
+    words: tl.constexpr = 2 if FLOAT8 else 1  # numbers of a word that is loaded
+    places = tl.arange(0, DIM_PAD // words)  # of words
+    place_ok = places < DIM // words
+    own_at, own_ok = heads[:, None] * DIM + places[None, :] * words, line_ok[:, None] & place_ok[None, :]
+    q = tl.load(query + own_at, mask=own_ok, other=0.0)  # [lines, dim], or those of even places
+    q_odd = q
+    if FLOAT8:
+        q_odd = tl.load(query + own_at + 1, mask=own_ok, other=0.0)
+        if not EXACT:
+            q, q_odd = q.to(tl.float16), q_odd.to(tl.float16)
 
     # A node at depth d comes after its context and its d - 1 ancestors; a committed row lies in its own context.
     num_keys = tl.load(context_lens + line_rows, mask=line_ok, other=0) + depth  # [lines]
@@ -130,7 +160,7 @@ def _attend(
         # Tiles below this one lie in the context of every line.
         edge_tile = 0 if WINDOWED else tl.min(tl.where(line_ok, num_keys, FAR), axis=0) - depth
         edge_tile = edge_tile // KEYS
-        values_at = num_slots.to(tl.int64) * KV_HEADS * DIM
+        values_at = num_slots.to(tl.int64) * KV_HEADS * (DIM // words)
         best = tl.full((LINES,), float("-inf"), dtype=tl.float32)
         total = tl.zeros((LINES,), dtype=tl.float32)
         mixed = tl.zeros((LINES, DIM_PAD), dtype=tl.float32)
@@ -138,9 +168,10 @@ def _attend(
             at = tile * KEYS + tl.arange(0, KEYS)
             block = tl.load(table + at // BLOCK_SIZE)
             slot = (block * BLOCK_SIZE + at % BLOCK_SIZE).to(tl.int64)
-            kv_at = (slot[:, None] * KV_HEADS + kv_head) * DIM + dims[None, :]
-            loads = None if DIM == DIM_PAD else dim_ok[None, :]
-            own_best, own_total, own_mixed = _tile(q, kv, kv_at, values_at, loads, None, scale, precision, KEYS)
+            kv_at = (slot[:, None] * KV_HEADS + kv_head) * (DIM // words) + places[None, :]
+            loads = None if DIM == DIM_PAD else place_ok[None, :]
+            own_best, own_total, own_mixed = _tile(q, q_odd, kv, kv_at, values_at, loads, None, scale,
+                                                   precision, KEYS, FLOAT8, LINES, half)  # fmt: skip
             if SHARED:
                 _leave_part(heads * max_splits + tile, own_best, own_total, own_mixed, line_ok, q_ok, dims,
                             part_best, part_total, part_mixed, DIM)  # fmt: skip
@@ -151,12 +182,13 @@ def _attend(
             at = tile * KEYS + tl.arange(0, KEYS)
             key_ok = (at >= least) & (at < most)
             slot = _edge_slots(at, key_ok, row, context, most, depth, table, slots, parents, BLOCK_SIZE, KEYS, NODES)
-            kv_at = (slot[:, None] * KV_HEADS + kv_head) * DIM + dims[None, :]
-            loads = key_ok[:, None] & dim_ok[None, :]
+            kv_at = (slot[:, None] * KV_HEADS + kv_head) * (DIM // words) + places[None, :]
+            loads = key_ok[:, None] & place_ok[None, :]
             sees = at[None, :] < num_keys[:, None]
             if WINDOWED:
                 sees = sees & (at[None, :] >= first[:, None])
-            own_best, own_total, own_mixed = _tile(q, kv, kv_at, values_at, loads, sees, scale, precision, KEYS)
+            own_best, own_total, own_mixed = _tile(q, q_odd, kv, kv_at, values_at, loads, sees, scale,
+                                                   precision, KEYS, FLOAT8, LINES, half)  # fmt: skip
             if SHARED:
                 _leave_part(heads * max_splits + tile, own_best, own_total, own_mixed, line_ok, q_ok, dims,
                             part_best, part_total, part_mixed, DIM)  # fmt: skip
@@ -199,7 +231,7 @@ def attention_kernel(
     parts, block_parts,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     LINES: tl.constexpr, BLOCK_LINES: tl.constexpr, BLOCK_ROWS: tl.constexpr, BLOCK_ROWS_PAD: tl.constexpr,
-    DIM_PAD: tl.constexpr, KEYS: tl.constexpr, WINDOWED: tl.constexpr, EXACT: tl.constexpr,
+    DIM_PAD: tl.constexpr, KEYS: tl.constexpr, WINDOWED: tl.constexpr, EXACT: tl.constexpr, FLOAT8: tl.constexpr,
     SHARED: tl.constexpr, BLOCK_SHARED: tl.constexpr, AT_ONCE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program (row, kv head, part). BLOCK_ROWS above 1: the programs of rows in one block share the block's keys."""
@@ -217,7 +249,7 @@ def attention_kernel(
         depth = tl.where(node, tl.load(positions + row) + 1 - tl.load(context_lens + row), 0)
         _attend(query, kv, out, row.to(tl.int64), 1, depth, part, parts, slots, context_lens, parents, table,
                 part_best, part_total, part_mixed, arrivals, num_slots, max_splits, window, scale,
-                Q_HEADS, KV_HEADS, DIM, BLOCK_SIZE, LINES, DIM_PAD, KEYS, WINDOWED, EXACT,
+                Q_HEADS, KV_HEADS, DIM, BLOCK_SIZE, LINES, DIM_PAD, KEYS, WINDOWED, EXACT, FLOAT8,
                 True, SHARED, AT_ONCE)  # fmt: skip
     if BLOCK_ROWS > 1:  # noqa: SIM102 (this one is for the compiler)
         if count > 1:
@@ -225,5 +257,5 @@ def attention_kernel(
             own_parts = tl.minimum(block_parts, count * tl.num_programs(2)) if BLOCK_SHARED else 1
             _attend(query, kv, out, first_row.to(tl.int64), count, 0, own_part, own_parts, slots, context_lens,
                     parents, table, part_best, part_total, part_mixed, arrivals, num_slots, max_splits, window, scale,
-                    Q_HEADS, KV_HEADS, DIM, BLOCK_SIZE, BLOCK_LINES, DIM_PAD, KEYS, WINDOWED, EXACT,
+                    Q_HEADS, KV_HEADS, DIM, BLOCK_SIZE, BLOCK_LINES, DIM_PAD, KEYS, WINDOWED, EXACT, FLOAT8,
                     False, BLOCK_SHARED, 1)  # fmt: skip

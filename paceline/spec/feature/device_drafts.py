@@ -43,9 +43,9 @@ def device_drafts(
     embedding = target_embedding(target)
     if embedding is None:
         return None
-    weights = joined_weights(network, embedding, target.dtype, layers.angles)
+    weights = joined_weights(network, embedding, target.hidden_dtype, layers.angles)
     room = draft_room(layers, services, largest, width)
-    return _captured(FusedDraft(weights, room), room, scores, services, weights.feature_size, target.dtype)
+    return _captured(FusedDraft(weights, room), room, scores, services, weights.feature_size, target.hidden_dtype)
 
 
 def plain_drafts(
@@ -60,7 +60,7 @@ def plain_drafts(
     """The twin in plain PyTorch, on any device, in float32."""
     weights = joined_weights(network, target.embedding, torch.float32, layers.angles)
     room = draft_room(layers, services, largest, width)
-    return _captured(PlainDraft(weights, room), room, scores, services, weights.feature_size, target.dtype)
+    return _captured(PlainDraft(weights, room), room, scores, services, weights.feature_size, target.hidden_dtype)
 
 
 def draft_room(layers: TorchLayers, services: EngineParts, largest: Budget, width: int) -> DraftRoom:

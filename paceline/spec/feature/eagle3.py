@@ -118,7 +118,7 @@ class Eagle3Proposer(RoundsProposer):
         shape = len(self._network.config.hidden_layers), target.config.hidden_size
         for count in WARM_UP_ROWS:
             none = np.zeros(count, dtype=np.int32)
-            features = torch.zeros(count, *shape, dtype=target.dtype, device=self._layers.kv_cache.device)
+            features = torch.zeros(count, *shape, dtype=target.hidden_dtype, device=self._layers.kv_cache.device)
             self._take_in(FeatureRows(features, none, none + self._first_scratch, none, {}), slice(0, count))
 
     @property

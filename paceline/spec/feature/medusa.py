@@ -56,7 +56,7 @@ class MedusaProposer(RoundsProposer):
         if isinstance(target, PaddedDecoder) and draft_sampling != "sampled" and draft_width <= MAX_WIDTH:
             room = round_room(services, largest)
             draft = MedusaRoundDraft(
-                network, self._layer, self._scores, room, draft_width, self._lowest, place.device, target.dtype
+                network, self._layer, self._scores, room, draft_width, self._lowest, place.device, target.hidden_dtype
             )
             self._rounds = SizedRounds("medusa", draft, target, largest, size_by_price=size_by_price)
 
