@@ -82,9 +82,11 @@ class OnCuda:
     packs: bool
     kv_dtype: torch.dtype | None = None
     draws_tokens: bool = False
+    hidden_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
-        self.hidden_dtype, self.dtype = self.dtype, self.kv_dtype or self.dtype
+        if self.hidden_dtype is None:  # not again where `replace` makes another one
+            self.hidden_dtype, self.dtype = self.dtype, self.kv_dtype or self.dtype
 
 
 @pytest.fixture
