@@ -244,7 +244,7 @@ def main() -> None:
     parser.add_argument("--quantization", default="none", help="none: widened to the dtype; auto: as in the file")
     parser.add_argument("--batches", default="1,8,32,128")
     parser.add_argument("--methods", default="none,ngram,eagle3,auto")
-    parser.add_argument("--drafter", help="a file for eagle3, of a model without a shipped one")
+    parser.add_argument("--drafter", help="a file for eagle3 or draft_model, for a model without a shipped one")
     parser.add_argument("--temperature", type=float, default=0.0, help="of the section speed")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--exact", type=int, default=48, help="prompts of the section exact")

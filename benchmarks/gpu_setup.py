@@ -90,7 +90,7 @@ def make_llm(model: LoadedModel, method: str, args: Any, *, max_num_seqs: int, m
     speculative |= dict(zip(("node_budget", "num_speculative_tokens"), map(int, sizes), strict=False))
     if args.tiny and method in ("eagle3", "medusa"):
         speculative["model"] = "untrained"
-    elif method == "eagle3" and args.drafter:
+    elif method in ("eagle3", "draft_model") and args.drafter:
         speculative["model"] = args.drafter
     return LLM(
         model,
