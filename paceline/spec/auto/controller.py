@@ -31,7 +31,7 @@ from paceline.spec.auto.cost import calibrate
 from paceline.spec.auto.members import TRIAL_REQUESTS, MemberChoice
 from paceline.spec.auto.reasons import Inequality, Reason
 from paceline.spec.auto.repeat_watch import RepeatWatch
-from paceline.spec.auto.select import Selection, above_bar, path_chances, select, shifted, whole
+from paceline.spec.auto.select import Selection, above_bar, path_chances, select, whole
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.merge.credit import Row
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
@@ -46,7 +46,6 @@ MAX_ALLOWANCE_S = 0.25  # the most that is saved up of it
 # steps: the first nodes of a pass may be too expensive where many together are not.
 FIRST_INTERVAL, LONGEST_INTERVAL = 8, 64  # the first: for a new request, where drafts have not paid lately
 REPEAT_INTERVAL = 8  # for a request whose text repeats itself
-BIAS_RATE, SHARED_BIAS_RATE, MAX_BIAS = 0.4, 0.08, 4.0
 # Weights of the newest value in running averages:
 VALUE_RATE = 0.15  # of what a request's drafts save
 DRAFT_RATE = 0.3  # of what asking costs
@@ -56,7 +55,7 @@ MAX_VALUE = 8.0  # cap on a request's value, in costs of asking: after a few use
 # Steps between two passes with drafts that are expected to lose, to check the cost curve; and their least chance.
 TRY_EVERY, TRIED_CHANCE = 32, 0.6
 TRUST_MEMORY, TRUST_PRIOR = 0.92, 5.0  # decay per evaluated step; and accepted tokens that a trust of 1 counts for
-MOST_TRUST, CHEAP_PRIOR = 1.25, 1.0  # the latter as TRUST_PRIOR, for what cheap members draft beside expensive ones
+MOST_TRUST = 1.25
 LEAST_ROOM, FIRST_ROOM = 8, 16  # nodes asked for
 SURE_AFTER, EVALUATE_EVERY = 32, 4  # at first this many passes are all evaluated; then one in every so many steps
 COST_EVERY, MANY = 16, 4  # steps between two passes whose cost is learned, then; with MANY requests: each evaluated one
@@ -78,9 +77,6 @@ class RequestRecord:
     """What the controller knows of one request."""
 
     value_s: float  # time that a draft is expected to save, averaged over the last ones asked for
-    bias: float = 0.0  # this request's drafts are right more (or less) often than the drafters say: shift in log odds
-    tree: DraftTree = EMPTY_TREE  # what the drafters proposed last, before pruning
-    drafted_in: int = -1  # before which step
     interval: int = 0  # drafters are asked for it every so many steps; 0: it is not skipped
     watch: RepeatWatch = field(default_factory=RepeatWatch)  # while it is skipped
     room: int = FIRST_ROOM  # nodes to ask for: follows what was kept, because drafting takes time too
@@ -130,9 +126,6 @@ class AutoProposer(Proposer):
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
         self._sum_expected, self._sum_accepted = 0.0, 0.0  # accepted tokens, with decay
         self._trust = 1.0  # accepted over expected, lately
-        # The same of what cheap members drafted beside expensive ones; the last: expected of the pass under way.
-        self._cheap_expected = self._cheap_found = self._cheap_expected_next = 0.0
-        self._shared_bias = 0.0  # as a request's, for all of them
         self._planned_skips = 0  # steps in which it need not be called: no request is due before
         self._num_skipped = 0  # of them, so far
         self._elapsed_s = 0.0  # of the last pass that it observed
@@ -174,12 +167,6 @@ class AutoProposer(Proposer):
     def observe(self, step: StepContext) -> None:
         begin_s = self.clock()
         self._learn_cost(step, begin_s)
-        if self._evaluates:
-            now = self._totals["steps"]
-            for verified in step.passes:
-                record = self._records.get(verified.request.request_id)
-                if record is not None and record.drafted_in == now:
-                    self._learn_bias(record, verified.new_token_ids)
         for request in step.gone:
             self._records.pop(request.request_id, None)
         end_s, expensive_before_s = self.clock(), self.choice.expensive_s
@@ -249,7 +236,6 @@ class AutoProposer(Proposer):
             "requests_asked": len(records) - num_skipped,
             "requests_skipped": num_skipped,
             "trust": self._trust,
-            "shared_bias": self._shared_bias,
             "pass_cost_s": self.cost.table(),
             "members": self.choice.report(self._cheap_reason(len(records), num_skipped)),
             "reasons": dict(self._reasons),
@@ -290,40 +276,12 @@ class AutoProposer(Proposer):
         if not self._is_sure or num_decodes >= MANY or self._evaluated_step % COST_EVERY == 0:
             self.cost.observe(num_rows, elapsed_s, num_decodes)
         if self.choice.asks_expensive:
-            self._cheap_expected = TRUST_MEMORY * self._cheap_expected + self._cheap_expected_next
-            self._cheap_found = TRUST_MEMORY * self._cheap_found + self.choice.num_only_cheap(own)
             plain_s = self.cost.at(num_decodes, num_decodes)
             row_s = (self.cost.at(num_rows, num_decodes) - plain_s) / max(1, num_rows - num_decodes)
             ask_s = self._draft_s * self._num_cheap_asked + self._step_own_s
             self.choice.judge(own, plain_s / num_decodes, row_s, elapsed_s, ask_s / num_decodes)
         else:
             self.choice.note(accepted, num_rows - num_decodes, len(own), elapsed_s)
-
-    def _learn_bias(self, record: RequestRecord, new_token_ids: Sequence[int]) -> None:
-        """One step of logistic regression on the intercepts for each guess that the new tokens judged, in a tree that
-        was verified or not."""
-        token_ids, parents, confidence = record.tree.token_ids, record.tree.parents, record.tree.confidence
-        record.drafted_in, at = -1, -1
-        if confidence is None:
-            return
-        for token in new_token_ids:
-            likeliest = following = -1
-            for node in range(at + 1, len(parents)):
-                if parents[node] == at:
-                    if likeliest < 0:
-                        likeliest = node  # it stands first
-                    if token_ids[node] == token:
-                        following = node
-                        break
-            if likeliest < 0:
-                return
-            chance = shifted(confidence[likeliest], record.bias + self._shared_bias)
-            error = (following == likeliest) - chance
-            record.bias = min(MAX_BIAS, max(-MAX_BIAS, record.bias + BIAS_RATE * error))
-            self._shared_bias = min(MAX_BIAS, max(-MAX_BIAS, self._shared_bias + SHARED_BIAS_RATE * error))
-            if following < 0:
-                return
-            at = following
 
     def _best_case(self, num_requests: int) -> tuple[float, bool]:
         """What an expensive drafter's good drafts would save in a step of so many requests, if they cost only their
@@ -433,8 +391,7 @@ class AutoProposer(Proposer):
         records = [self._records[requests[i].request_id] for i in asked]
         trust = self._trust
         chances = [
-            path_chances(tree, record.bias + self._shared_bias, trust) if tree.confidence is not None else []
-            for tree, record in zip(drafted, records, strict=True)
+            path_chances(tree, trust) if tree.confidence is not None else [] for tree in drafted
         ]
         selection = self._last
         if self._evaluates or selection is None:
@@ -449,17 +406,15 @@ class AutoProposer(Proposer):
             kept = selection.keep
         choice = self.choice
         if self._evaluates:
-            self._expected, self._cheap_expected_next = selection.gain / max(trust, 1e-6), 0.0
+            self._expected = selection.gain / max(trust, 1e-6)
             if choice.asks_expensive:
                 choice.expect(drafted, kept, chances)
                 choice.stop_at(selection.bar)
-        now = self._totals["steps"] + 1
         num_drafted = num_offered = 0
         for i, record, tree, keep, priced in zip(asked, records, drafted, kept, worth_it, strict=True):
             num_nodes, num_kept = len(tree.token_ids), len(keep)
             num_drafted += num_nodes
             num_offered += num_kept
-            record.tree, record.drafted_in = tree, now
             record.follow(len(priced))
             # A tree sampled from a distribution of its own must not be pruned by what was drawn.
             if num_kept == num_nodes or tree.draft_probs is not None:
@@ -503,7 +458,6 @@ class AutoProposer(Proposer):
     ) -> None:
         """Was it worth asking the cheap members? Where it was not, the interval of the request doubles."""
         choice = self.choice
-        trust = (self._cheap_found + CHEAP_PRIOR) / (self._cheap_expected + CHEAP_PRIOR)
         for position, (record, tree, keep) in enumerate(zip(records, drafted, kept, strict=True)):
             if position in choice.not_due:
                 continue
@@ -511,9 +465,6 @@ class AutoProposer(Proposer):
             if choice.asks_expensive:  # what an expensive member drafted too would be there without the cheap ones
                 nodes = [node for node in keep if choice.is_cheap(tree, node)]
             gain = sum([chances[position][node] for node in nodes])
-            if choice.asks_expensive:
-                self._cheap_expected_next += gain
-                gain *= trust
             rows_s = len(nodes) * row_s
             self._cheap_judged.learn(VALUE_RATE, gain, rows_s + self._draft_s, token_s)
             self._judge(record, gain * token_s - rows_s)

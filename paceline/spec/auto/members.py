@@ -214,10 +214,6 @@ class MemberChoice(Usefulness):
             cheap = self._only_cheap[names] = self.expensive.keys().isdisjoint(names)
         return cheap
 
-    def num_only_cheap(self, passes: Sequence[RequestPass]) -> int:
-        """Tokens that joined the output and that none but cheap members had drafted."""
-        return sum([self.is_cheap(one.draft, node) for one in passes for node in one.accepted])
-
     def report(self, cheap: Reason = UNJUDGED) -> dict[str, Any]:
         """Member -> asked now or not, why, and its figures; for statistics and the server's page. `cheap`: what decides
         about the cheap ones, which are judged together, request by request."""

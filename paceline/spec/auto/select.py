@@ -9,7 +9,6 @@ The time that drafting took is spent already, whatever is chosen: the longer it 
 plain decoding. One sort and one walk decide for the batch.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -38,20 +37,12 @@ class Selection:
         return (self.pass_s - self.plain_s) / max(1, self.num_nodes)
 
 
-def shifted(confidence: float, bias: float) -> float:
-    """A probability whose log odds are moved by `bias`."""
-    odds_factor = math.exp(bias)
-    return odds_factor * confidence / (1.0 - confidence + odds_factor * confidence)
-
-
-def path_chances(tree: DraftTree, bias: float, trust: float = 1.0) -> list[float]:
-    """The chance that each node is accepted with all its ancestors, times `trust`; `bias` shifts the drafter's odds."""
+def path_chances(tree: DraftTree, trust: float = 1.0) -> list[float]:
+    """The chance that each node is accepted with all its ancestors, times `trust`."""
     assert tree.confidence is not None
-    odds_factor = math.exp(bias)
     chances: list[float] = []
     for parent, confidence in zip(tree.parents, tree.confidence, strict=True):
-        own = odds_factor * confidence / (1.0 - confidence + odds_factor * confidence)
-        chances.append(trust * own if parent < 0 else own * chances[parent])
+        chances.append(trust * confidence if parent < 0 else confidence * chances[parent])
     return chances
 
 
