@@ -15,10 +15,11 @@ Pruning is exact: with sample-match verification the output does not depend on w
     LLM(model, {"method": "auto", "members": ["ngram", "suffix"], "node_budget": 16})   limits by hand
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.block_rows import BlockRows
@@ -30,7 +31,6 @@ from paceline.lab.live_pass_cost import PassCostModel
 from paceline.spec.auto.cost import calibrate
 from paceline.spec.auto.members import TRIAL_REQUESTS, MemberChoice
 from paceline.spec.auto.reasons import Inequality, Reason
-from paceline.spec.auto.repeat_watch import RepeatWatch
 from paceline.spec.auto.select import Selection, above_bar, path_chances, select, whole
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.merge.credit import Row
@@ -40,20 +40,13 @@ if TYPE_CHECKING:
     from paceline.spec.config.speculative_config import SpeculativeConfig
 
 MARGIN, ASK_MARGIN = 1.1, 1.5  # drafts must be expected to save so many times their rows, and the time to find them
-ALLOWANCE = 0.004  # share of the elapsed time for asking for skipped requests and for trying drafts expected to lose
-MAX_ALLOWANCE_S = 0.25  # the most that is saved up of it
-# Steps between two drafts for a skipped request. Powers of two, so that skipped requests are asked for in the same
-# steps: the first nodes of a pass may be too expensive where many together are not.
-FIRST_INTERVAL, LONGEST_INTERVAL = 8, 64  # the first: for a new request, where drafts have not paid lately
-REPEAT_INTERVAL = 8  # for a request whose text repeats itself
+ALLOWANCE = 0.004  # share of the elapsed time for asking for skipped requests
 # Weights of the newest value in running averages:
 VALUE_RATE = 0.15  # of what a request's drafts save
 DRAFT_RATE = 0.3  # of what asking costs
 IDLE_RATE = 0.2  # of what a step costs in which no drafter is asked
 TYPICAL_RATE = 0.05  # of what drafts save over all requests: what is assumed of a new one
 MAX_VALUE = 8.0  # cap on a request's value, in costs of asking: after a few useless drafts any request is skipped
-# Steps between two passes with drafts that are expected to lose, to check the cost curve; and their least chance.
-TRY_EVERY, TRIED_CHANCE = 32, 0.6
 TRUST_MEMORY, TRUST_PRIOR = 0.92, 5.0  # decay per evaluated step; and accepted tokens that a trust of 1 counts for
 MOST_TRUST = 1.25
 LEAST_ROOM, FIRST_ROOM = 8, 16  # nodes asked for
@@ -77,8 +70,7 @@ class RequestRecord:
     """What the controller knows of one request."""
 
     value_s: float  # time that a draft is expected to save, averaged over the last ones asked for
-    interval: int = 0  # drafters are asked for it every so many steps; 0: it is not skipped
-    watch: RepeatWatch = field(default_factory=RepeatWatch)  # while it is skipped
+    is_skipped: bool = False  # the cheap drafters are asked for it only now and then
     room: int = FIRST_ROOM  # nodes to ask for: follows what was kept, because drafting takes time too
 
     def follow(self, num_kept: int) -> None:
@@ -118,23 +110,23 @@ class AutoProposer(Proposer):
         self._learn_s = 0.0  # of the last step
         self._idle_s = 0.0  # what observing a step takes where no cheap member was asked
         self._peak = 0.0  # most requests in a step, lately: a batch that is being refilled is not a small one
-        self._any_short = self._has_cheap  # is the interval of some request shorter than `REPEAT_INTERVAL`?
+        self._all_cheap_skipped = not self._has_cheap  # for every request
+        self._interval = 1  # steps between two drafts for skipped requests: all of them in the same step
         self._num_cheap_asked = 0  # requests whose cheap members were asked in the last step
         # Requests in the batch -> what good drafts would save in a step, and whether good copies could pay.
         self._best_cases: dict[int, tuple[float, bool]] = {}
-        self._allowance_s = self._uncounted_s = 0.0  # the latter: elapsed time whose share is not added yet
+        self._step_s = 0.0  # elapsed, on average
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
         self._sum_expected, self._sum_accepted = 0.0, 0.0  # accepted tokens, with decay
         self._trust = 1.0  # accepted over expected, lately
         self._planned_skips = 0  # steps in which it need not be called: no request is due before
         self._num_skipped = 0  # of them, so far
-        self._elapsed_s = 0.0  # of the last pass that it observed
         self._is_sure = False  # are the costs known, and no member on trial? Then not every pass is evaluated
         self._evaluates = True  # is the pass under way evaluated?
         self._evaluated_step = -1  # the last step that was evaluated
         self._may_pay = True  # could cheap members' drafts pay, in the best case?
         self._expected = 0.0  # accepted tokens expected of the pass under way
-        self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0, "tried_at_a_loss": 0}
+        self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0}
         self._own_s = self._step_own_s = 0.0  # in all steps, and in the last one
         self._last: Selection | None = None
         self._cheap_judged = Inequality()  # per request and step in which the cheap members are asked for it
@@ -184,7 +176,6 @@ class AutoProposer(Proposer):
         if self._num_skipped:
             self._totals["steps"] += self._num_skipped
             self._reasons["skipped"] += self._num_skipped
-            self._uncounted_s += self._num_skipped * self._elapsed_s
         now = self._totals["steps"]
         self._is_sure = self.choice.is_settled and self.cost.num_observed >= SURE_AFTER
         self._evaluates = not self._is_sure or now % EVALUATE_EVERY == 0 or len(requests) > self._num_requests
@@ -193,7 +184,7 @@ class AutoProposer(Proposer):
             self._num_requests = max(num_running, len(requests))
             self._prepare(now - self._evaluated_step)
             self._evaluated_step = now
-        is_due = self._has_cheap and (self._may_pay or now % LONGEST_INTERVAL == 0)
+        is_due = self._has_cheap and (self._may_pay or now % 64 == 0)
         due = self._requests_to_ask(requests) if is_due else []
         asked = due
         if self.choice.pays:
@@ -209,8 +200,8 @@ class AutoProposer(Proposer):
         else:
             drafted, draft_s = self._ask(step, budgets, asked)
             trees = self._choose(requests, asked, drafted, draft_s)
-        can_skip = self._is_sure and self.choice.all_skipped and not (self._may_pay and self._any_short)
-        self._planned_skips, self._num_skipped = REPEAT_INTERVAL - 1 - now % REPEAT_INTERVAL if can_skip else 0, 0
+        can_skip = self._is_sure and self.choice.all_skipped and self._all_cheap_skipped
+        self._planned_skips, self._num_skipped = self._interval - 1 - now % self._interval if can_skip else 0, 0
         self._handed_over_s = self.clock()
         self._step_own_s = self._handed_over_s - begin_s - draft_s
         self._own_s += self._step_own_s
@@ -219,8 +210,6 @@ class AutoProposer(Proposer):
 
     def _prepare(self, num_steps: int) -> None:
         """Which drafters could pay from now on, and what may be spent on finding out."""
-        self._allowance_s = min(MAX_ALLOWANCE_S, self._allowance_s + ALLOWANCE * self._uncounted_s)
-        self._uncounted_s = 0.0
         self._peak = max(float(self._num_requests), PEAK_MEMORY**num_steps * self._peak)
         best_saving_s, self._may_pay = self._best_case(int(self._peak))
         self.choice.begin_step(int(self._peak), best_saving_s, num_steps, self.cost.at(1, 1))
@@ -228,7 +217,7 @@ class AutoProposer(Proposer):
     def report(self) -> dict[str, Any]:
         """What it knows and what it decided last, for statistics and the server's page."""
         records = list(self._records.values())  # a snapshot: the engine's thread may be changing it
-        num_skipped = sum(record.interval > 0 for record in records)
+        num_skipped = sum(record.is_skipped for record in records)
         return {
             **self._totals,
             "own_s": self._own_s,
@@ -247,9 +236,8 @@ class AutoProposer(Proposer):
     def _learn_cost(self, step: StepContext, now_s: float) -> None:
         if self._handed_over_s is None:
             return
-        elapsed_s = self._elapsed_s = now_s - self._handed_over_s
+        elapsed_s = now_s - self._handed_over_s
         self._handed_over_s = None
-        self._uncounted_s += elapsed_s
         if not self._evaluates:
             if not self.choice.all_skipped:
                 self.choice.skip_evaluation()
@@ -273,6 +261,7 @@ class AutoProposer(Proposer):
         if not num_decodes or elapsed_s <= 0.0 or reads_prompt:
             self.choice.skip()
             return  # prompt rows have a cost of their own
+        self._step_s += (IDLE_RATE if self._step_s else 1.0) * (elapsed_s - self._step_s)
         if not self._is_sure or num_decodes >= MANY or self._evaluated_step % COST_EVERY == 0:
             self.cost.observe(num_rows, elapsed_s, num_decodes)
         if self.choice.asks_expensive:
@@ -302,29 +291,21 @@ class AutoProposer(Proposer):
 
     def _requests_to_ask(self, requests: Sequence[Request]) -> list[int]:
         """Indices of the requests for which drafters are asked now."""
-        asked: list[int] = []
-        step, records = self._totals["steps"], self._records
-        if step % REPEAT_INTERVAL and not self._any_short:
-            return asked
-        self._any_short = False
-        for i, request in enumerate(requests):
-            record = records.get(request.request_id) or self._record(request)
-            interval = record.interval
-            self._any_short = self._any_short or interval < REPEAT_INTERVAL
-            if interval:
-                if step % min(interval, REPEAT_INTERVAL) or self._allowance_s < self._draft_s:
-                    continue
-                if step % interval and not record.watch.repeats(request.token_ids):
-                    continue
-                self._allowance_s -= self._draft_s
-            asked.append(i)
-        return asked
+        records = [self._records.get(request.request_id) or self._record(request) for request in requests]
+        num_skipped = sum([record.is_skipped for record in records])
+        self._all_cheap_skipped = num_skipped == len(records)
+        if num_skipped:  # so often that it takes the share of the time that it may take
+            share = self._draft_s * num_skipped / max(ALLOWANCE * self._step_s, 1e-9)
+            self._interval = 1 << max(0, math.ceil(math.log2(max(share, 1.0))))
+            if self._totals["steps"] % self._interval:
+                return [i for i, record in enumerate(records) if not record.is_skipped]
+        return list(range(len(records)))
 
     def _record(self, request: Request) -> RequestRecord:
         record = self._records.get(request.request_id)
         if record is None:
             record = self._records[request.request_id] = RequestRecord(self._typical_value_s)
-            record.interval = 0 if self._typical_value_s > ASK_MARGIN * self._draft_s else FIRST_INTERVAL
+            record.is_skipped = self._typical_value_s <= ASK_MARGIN * self._draft_s
         return record
 
     def _ask(self, step: StepContext, budgets: Sequence[Budget], asked: Sequence[int]) -> tuple[list[DraftTree], float]:
@@ -430,15 +411,8 @@ class AutoProposer(Proposer):
         return trees
 
     def _select(self, chances: Sequence[Sequence[float]], drafting_s: float) -> Selection:
-        """What pays. Where nothing does: every `TRY_EVERY` steps all likely nodes, to check what so many rows cost."""
+        """What pays, and why nothing does."""
         selection = select(chances, self._num_requests, self.cost, MARGIN, drafting_s)
-        if selection.num_nodes == 0 and self._totals["steps"] % TRY_EVERY == 0:
-            tried = select(chances, self._num_requests, self.cost, MARGIN, drafting_s, at_least=TRIED_CHANCE)
-            if tried.num_nodes and tried.loss_s <= self._allowance_s:
-                self._allowance_s -= tried.loss_s
-                self._totals["tried_at_a_loss"] += 1
-                self._reasons["probe"] += 1
-                return tried
         if selection.num_nodes:
             self._reasons["pays"] += 1
         elif self._keeps_whole and any(chances):
@@ -456,7 +430,7 @@ class AutoProposer(Proposer):
         token_s: float,
         row_s: float,
     ) -> None:
-        """Was it worth asking the cheap members? Where it was not, the interval of the request doubles."""
+        """Was it worth asking the cheap members? Where it was not, the request is skipped."""
         choice = self.choice
         for position, (record, tree, keep) in enumerate(zip(records, drafted, kept, strict=True)):
             if position in choice.not_due:
@@ -476,9 +450,7 @@ class AutoProposer(Proposer):
         self._typical_value_s = typical_s + TYPICAL_RATE * (value_s - typical_s)
         before_s = min(most_s, record.value_s)
         record.value_s = max(value_s, before_s + VALUE_RATE * (value_s - before_s))
-        pays = record.value_s > ASK_MARGIN * self._draft_s
-        record.interval = 0 if pays else min(LONGEST_INTERVAL, max(1, 2 * record.interval))
-        self._any_short = self._any_short or record.interval < REPEAT_INTERVAL
+        record.is_skipped = record.value_s <= ASK_MARGIN * self._draft_s
 
     def _cheap_reason(self, num_requests: int, num_skipped: int) -> Reason:
         """What decides about the cheap members."""
