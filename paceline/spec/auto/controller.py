@@ -26,7 +26,6 @@ from paceline.core.block_rows import BlockRows
 from paceline.core.request import Request, RequestStatus
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.lab.expected import reach_probabilities
 from paceline.lab.live_pass_cost import PassCostModel
 from paceline.spec.auto.cost import calibrate
 from paceline.spec.auto.members import TRIAL_REQUESTS, MemberChoice
@@ -39,30 +38,13 @@ from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 if TYPE_CHECKING:
     from paceline.spec.config.speculative_config import SpeculativeConfig
 
-MARGIN, ASK_MARGIN = 1.1, 1.5  # drafts must be expected to save so many times their rows, and the time to find them
+MARGIN = 1.1  # drafts must be expected to save so many times what they cost: estimates err
 ALLOWANCE = 0.004  # share of the elapsed time for asking for skipped requests
-# Weights of the newest value in running averages:
-VALUE_RATE = 0.15  # of what a request's drafts save
-DRAFT_RATE = 0.3  # of what asking costs
-IDLE_RATE = 0.2  # of what a step costs in which no drafter is asked
-TYPICAL_RATE = 0.05  # of what drafts save over all requests: what is assumed of a new one
+RATE = 0.1  # weight of the newest value in running averages
 MAX_VALUE = 8.0  # cap on a request's value, in costs of asking: after a few useless drafts any request is skipped
-TRUST_MEMORY, TRUST_PRIOR = 0.92, 5.0  # decay per evaluated step; and accepted tokens that a trust of 1 counts for
-MOST_TRUST = 1.25
-LEAST_ROOM, FIRST_ROOM = 8, 16  # nodes asked for
-SURE_AFTER, EVALUATE_EVERY = 32, 4  # at first this many passes are all evaluated; then one in every so many steps
-COST_EVERY, MANY = 16, 4  # steps between two passes whose cost is learned, then; with MANY requests: each evaluated one
+LEAST_ROOM = 8  # nodes asked for
+EVALUATE_EVERY = 4  # steps; what was decided stands in between
 NO_REQUESTS: frozenset[int] = frozenset()
-PEAK_MEMORY = 0.9  # decay per step, of the largest number of requests seen
-BEST_CASE_EVERY = 64  # steps after which the best case of each batch size is computed again
-# Probability that a node is accepted, at best: of an expensive drafter, and of a cheap one that copies. Where even that
-# would not pay, no drafter is asked.
-GOOD_CHANCE, COPIED_CHANCE, GOOD_DEPTH = 0.75, 0.95, 6
-OPTIMISM = 0.85  # factor on the rows' cost in that: what is ruled out is hardly tried again, so it must lose clearly
-# The tokens that such chains of 1, 2, ... nodes bring.
-GOOD_TOKENS, COPIED_TOKENS = (
-    reach_probabilities(chance, GOOD_DEPTH).cumsum().tolist() for chance in (GOOD_CHANCE, COPIED_CHANCE)
-)
 
 
 @dataclass(slots=True)
@@ -71,7 +53,7 @@ class RequestRecord:
 
     value_s: float  # time that a draft is expected to save, averaged over the last ones asked for
     is_skipped: bool = False  # the cheap drafters are asked for it only now and then
-    room: int = FIRST_ROOM  # nodes to ask for: follows what was kept, because drafting takes time too
+    room: int = LEAST_ROOM  # nodes to ask for: follows what was kept, because drafting takes time too
 
     def follow(self, num_kept: int) -> None:
         if 4 * num_kept >= 3 * self.room:
@@ -108,23 +90,17 @@ class AutoProposer(Proposer):
         self._typical_value_s = float("inf")  # of a new request: until drafts were judged, always worth asking
         self._draft_s = 0.0  # per request asked, with what it took to learn from the answers
         self._learn_s = 0.0  # of the last step
-        self._idle_s = 0.0  # what observing a step takes where no cheap member was asked
-        self._peak = 0.0  # most requests in a step, lately: a batch that is being refilled is not a small one
         self._all_cheap_skipped = not self._has_cheap  # for every request
         self._interval = 1  # steps between two drafts for skipped requests: all of them in the same step
         self._num_cheap_asked = 0  # requests whose cheap members were asked in the last step
-        # Requests in the batch -> what good drafts would save in a step, and whether good copies could pay.
-        self._best_cases: dict[int, tuple[float, bool]] = {}
         self._step_s = 0.0  # elapsed, on average
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
         self._sum_expected, self._sum_accepted = 0.0, 0.0  # accepted tokens, with decay
         self._trust = 1.0  # accepted over expected, lately
         self._planned_skips = 0  # steps in which it need not be called: no request is due before
         self._num_skipped = 0  # of them, so far
-        self._is_sure = False  # are the costs known, and no member on trial? Then not every pass is evaluated
         self._evaluates = True  # is the pass under way evaluated?
         self._evaluated_step = -1  # the last step that was evaluated
-        self._may_pay = True  # could cheap members' drafts pay, in the best case?
         self._expected = 0.0  # accepted tokens expected of the pass under way
         self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0}
         self._own_s = self._step_own_s = 0.0  # in all steps, and in the last one
@@ -164,11 +140,8 @@ class AutoProposer(Proposer):
         end_s, expensive_before_s = self.clock(), self.choice.expensive_s
         self._own_s += end_s - begin_s
         self.drafters.observe(step)
-        if self._num_cheap_asked or self._evaluates:
-            learn_s = self.clock() - begin_s - (self.choice.expensive_s - expensive_before_s)
-            if not self._num_cheap_asked:
-                self._idle_s += IDLE_RATE * (learn_s - self._idle_s)
-            self._learn_s = max(0.0, learn_s - self._idle_s)
+        if self._num_cheap_asked:
+            self._learn_s = self.clock() - begin_s - (self.choice.expensive_s - expensive_before_s)
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         begin_s = self.clock()
@@ -177,15 +150,13 @@ class AutoProposer(Proposer):
             self._totals["steps"] += self._num_skipped
             self._reasons["skipped"] += self._num_skipped
         now = self._totals["steps"]
-        self._is_sure = self.choice.is_settled and self.cost.num_observed >= SURE_AFTER
-        self._evaluates = not self._is_sure or now % EVALUATE_EVERY == 0 or len(requests) > self._num_requests
+        self._evaluates = self.choice.has_trial or now % EVALUATE_EVERY == 0 or len(requests) > self._num_requests
         if self._evaluates:
             num_running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
             self._num_requests = max(num_running, len(requests))
-            self._prepare(now - self._evaluated_step)
+            self.choice.begin_step(self._num_requests, num_steps=now - self._evaluated_step)
             self._evaluated_step = now
-        is_due = self._has_cheap and (self._may_pay or now % 64 == 0)
-        due = self._requests_to_ask(requests) if is_due else []
+        due = self._requests_to_ask(requests) if self._has_cheap else []
         asked = due
         if self.choice.pays:
             asked = list(range(len(requests)))
@@ -200,19 +171,13 @@ class AutoProposer(Proposer):
         else:
             drafted, draft_s = self._ask(step, budgets, asked)
             trees = self._choose(requests, asked, drafted, draft_s)
-        can_skip = self._is_sure and self.choice.all_skipped and self._all_cheap_skipped
+        can_skip = self.choice.all_skipped and self._all_cheap_skipped
         self._planned_skips, self._num_skipped = self._interval - 1 - now % self._interval if can_skip else 0, 0
         self._handed_over_s = self.clock()
         self._step_own_s = self._handed_over_s - begin_s - draft_s
         self._own_s += self._step_own_s
         self._totals["steps"] += 1
         return trees
-
-    def _prepare(self, num_steps: int) -> None:
-        """Which drafters could pay from now on, and what may be spent on finding out."""
-        self._peak = max(float(self._num_requests), PEAK_MEMORY**num_steps * self._peak)
-        best_saving_s, self._may_pay = self._best_case(int(self._peak))
-        self.choice.begin_step(int(self._peak), best_saving_s, num_steps, self.cost.at(1, 1))
 
     def report(self) -> dict[str, Any]:
         """What it knows and what it decided last, for statistics and the server's page."""
@@ -253,17 +218,15 @@ class AutoProposer(Proposer):
                 if verified.request.request_id in self._records:  # others chose a method for themselves
                     own.append(verified)
                     accepted += len(verified.accepted)
-        # Where no tokens are expected, steps are evaluated less often.
-        memory = TRUST_MEMORY if self._expected else TRUST_MEMORY**2
-        self._sum_expected = memory * self._sum_expected + self._expected
-        self._sum_accepted = memory * self._sum_accepted + (accepted if self._expected else 0.0)
-        self._trust = min(MOST_TRUST, (self._sum_accepted + TRUST_PRIOR) / (self._sum_expected + TRUST_PRIOR))
+        if self._expected:
+            self._sum_expected += self._expected - RATE * self._sum_expected
+            self._sum_accepted += accepted - RATE * self._sum_accepted
+        self._trust = (self._sum_accepted + 1.0 / RATE) / (self._sum_expected + 1.0 / RATE)
         if not num_decodes or elapsed_s <= 0.0 or reads_prompt:
             self.choice.skip()
             return  # prompt rows have a cost of their own
-        self._step_s += (IDLE_RATE if self._step_s else 1.0) * (elapsed_s - self._step_s)
-        if not self._is_sure or num_decodes >= MANY or self._evaluated_step % COST_EVERY == 0:
-            self.cost.observe(num_rows, elapsed_s, num_decodes)
+        self._step_s += (RATE if self._step_s else 1.0) * (elapsed_s - self._step_s)
+        self.cost.observe(num_rows, elapsed_s, num_decodes)
         if self.choice.asks_expensive:
             plain_s = self.cost.at(num_decodes, num_decodes)
             row_s = (self.cost.at(num_rows, num_decodes) - plain_s) / max(1, num_rows - num_decodes)
@@ -271,21 +234,6 @@ class AutoProposer(Proposer):
             self.choice.judge(own, plain_s / num_decodes, row_s, elapsed_s, ask_s / num_decodes)
         else:
             self.choice.note(accepted, num_rows - num_decodes, len(own), elapsed_s)
-
-    def _best_case(self, num_requests: int) -> tuple[float, bool]:
-        """What an expensive drafter's good drafts would save in a step of so many requests, if they cost only their
-        rows; and whether a cheap one's could pay."""
-        if self._totals["steps"] % BEST_CASE_EVERY == 0:
-            self._best_cases.clear()
-        best_case = self._best_cases.get(num_requests)
-        if best_case is None:
-            costs = [self.cost.at(num_requests * (1 + depth), num_requests) for depth in range(GOOD_DEPTH + 1)]
-            spent_s = [cost - costs[0] for cost in costs[1:]]
-            best_saving_s = max([tokens * costs[0] - spent for tokens, spent in zip(GOOD_TOKENS, spent_s, strict=True)])
-            copied_s = [tokens * costs[0] for tokens in COPIED_TOKENS]
-            may_pay = any(saved > OPTIMISM * spent for saved, spent in zip(copied_s, spent_s, strict=True))
-            best_case = self._best_cases[num_requests] = best_saving_s, may_pay
-        return best_case
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
@@ -305,7 +253,7 @@ class AutoProposer(Proposer):
         record = self._records.get(request.request_id)
         if record is None:
             record = self._records[request.request_id] = RequestRecord(self._typical_value_s)
-            record.is_skipped = self._typical_value_s <= ASK_MARGIN * self._draft_s
+            record.is_skipped = self._typical_value_s <= MARGIN * self._draft_s
         return record
 
     def _ask(self, step: StepContext, budgets: Sequence[Budget], asked: Sequence[int]) -> tuple[list[DraftTree], float]:
@@ -333,7 +281,7 @@ class AutoProposer(Proposer):
                 cheap_s += self._step_own_s  # deciding about them takes time as well
             cheap_s /= num_cheap_asked
             if self._draft_s:  # what past outputs take to be indexed, all at once, is not what one draft takes
-                self._draft_s += DRAFT_RATE * (min(cheap_s, 1.5 * self._draft_s) - self._draft_s)
+                self._draft_s += RATE * (min(cheap_s, 1.5 * self._draft_s) - self._draft_s)
             else:
                 self._draft_s = cheap_s
         else:  # only expensive members were asked: joining their trees is their cost
@@ -440,25 +388,22 @@ class AutoProposer(Proposer):
                 nodes = [node for node in keep if choice.is_cheap(tree, node)]
             gain = sum([chances[position][node] for node in nodes])
             rows_s = len(nodes) * row_s
-            self._cheap_judged.learn(VALUE_RATE, gain, rows_s + self._draft_s, token_s)
+            self._cheap_judged.learn(RATE, gain, rows_s + self._draft_s, token_s)
             self._judge(record, gain * token_s - rows_s)
 
     def _judge(self, record: RequestRecord, saved_s: float) -> None:
         most_s = MAX_VALUE * self._draft_s
         value_s = min(most_s, saved_s)
         typical_s = min(most_s, self._typical_value_s)
-        self._typical_value_s = typical_s + TYPICAL_RATE * (value_s - typical_s)
+        self._typical_value_s = typical_s + RATE * (value_s - typical_s)
         before_s = min(most_s, record.value_s)
-        record.value_s = max(value_s, before_s + VALUE_RATE * (value_s - before_s))
-        record.is_skipped = record.value_s <= ASK_MARGIN * self._draft_s
+        record.value_s = max(value_s, before_s + RATE * (value_s - before_s))
+        record.is_skipped = record.value_s <= MARGIN * self._draft_s
 
     def _cheap_reason(self, num_requests: int, num_skipped: int) -> Reason:
         """What decides about the cheap members."""
         judged = self._cheap_judged
-        if not self._may_pay:
-            words = f"off, even copied text would not be worth its rows in a batch of {int(self._peak)}"
-            return Reason(judged, "off: best case < price", words)
-        is_used = self._typical_value_s > ASK_MARGIN * self._draft_s  # as for a new request
+        is_used = self._typical_value_s > MARGIN * self._draft_s  # as for a new request
         decision = "on" if is_used else "off"
         if num_requests:
             is_used = num_skipped < num_requests
