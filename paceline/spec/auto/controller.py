@@ -15,7 +15,6 @@ Pruning is exact: with sample-match verification the output does not depend on w
     LLM(model, {"method": "auto", "members": ["ngram", "suffix"], "node_budget": 16})   limits by hand
 """
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.lab.live_pass_cost import PassCostModel
 from paceline.spec.auto.cost import calibrate
-from paceline.spec.auto.members import TRIAL_REQUESTS, MemberChoice
+from paceline.spec.auto.members import ALLOWANCE, MARGIN, RATE, MemberChoice
 from paceline.spec.auto.reasons import Inequality, Reason
 from paceline.spec.auto.select import Selection, above_bar, path_chances, select, whole
 from paceline.spec.engine_parts import EngineParts
@@ -38,9 +37,6 @@ from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 if TYPE_CHECKING:
     from paceline.spec.config.speculative_config import SpeculativeConfig
 
-MARGIN = 1.1  # drafts must be expected to save so many times what they cost: estimates err
-ALLOWANCE = 0.004  # share of the elapsed time for asking for skipped requests
-RATE = 0.1  # weight of the newest value in running averages
 MAX_VALUE = 8.0  # cap on a request's value, in costs of asking: after a few useless drafts any request is skipped
 LEAST_ROOM = 8  # nodes asked for
 EVALUATE_EVERY = 4  # steps; what was decided stands in between
@@ -82,7 +78,6 @@ class AutoProposer(Proposer):
         else:
             self.drafters = MergeProposer(services, largest, members=members, credit=credit)
         self.choice = self.drafters.usefulness = MemberChoice(self.drafters.members)
-        self._has_cheap = len(self.choice.expensive) < len(self.drafters.members)
         self._keeps_whole = any(member.keeps_whole for member in self.drafters.members.values())
         self.clock = clock
         self.cost = PassCostModel(calibrate(services))
@@ -90,8 +85,7 @@ class AutoProposer(Proposer):
         self._typical_value_s = float("inf")  # of a new request: until drafts were judged, always worth asking
         self._draft_s = 0.0  # per request asked, with what it took to learn from the answers
         self._learn_s = 0.0  # of the last step
-        self._all_cheap_skipped = not self._has_cheap  # for every request
-        self._interval = 1  # steps between two drafts for skipped requests: all of them in the same step
+        self._ask_skipped_at = 0  # step: cheap members are asked for skipped requests too, all in the same step
         self._num_cheap_asked = 0  # requests whose cheap members were asked in the last step
         self._step_s = 0.0  # elapsed, on average
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
@@ -137,11 +131,11 @@ class AutoProposer(Proposer):
         self._learn_cost(step, begin_s)
         for request in step.gone:
             self._records.pop(request.request_id, None)
-        end_s, expensive_before_s = self.clock(), self.choice.expensive_s
+        end_s, batch_before_s = self.clock(), self.choice.batch_s
         self._own_s += end_s - begin_s
         self.drafters.observe(step)
         if self._num_cheap_asked:
-            self._learn_s = self.clock() - begin_s - (self.choice.expensive_s - expensive_before_s)
+            self._learn_s = self.clock() - begin_s - (self.choice.batch_s - batch_before_s)
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         begin_s = self.clock()
@@ -154,25 +148,28 @@ class AutoProposer(Proposer):
         if self._evaluates:
             num_running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
             self._num_requests = max(num_running, len(requests))
-            self.choice.begin_step(self._num_requests, num_steps=now - self._evaluated_step)
-            self._evaluated_step = now
-        due = self._requests_to_ask(requests) if self._has_cheap else []
-        asked = due
-        if self.choice.pays:
-            asked = list(range(len(requests)))
-        elif self.choice.has_trial:  # a trial takes the first requests, skipped or not
-            asked = sorted({*range(min(TRIAL_REQUESTS, len(requests))), *due})
-        self.choice.not_due = NO_REQUESTS if asked == due else {i for i, at in enumerate(asked) if at not in due}
+            num_steps, self._evaluated_step = now - self._evaluated_step, now
+            self.choice.begin_step(num_steps * self._step_s, num_steps)
+        choice = self.choice
+        records = [self._record(request) for request in requests]
+        takes_skipped = now >= self._ask_skipped_at
+        due = []
+        if choice.has_cheap:
+            due = [i for i, record in enumerate(records) if takes_skipped or not record.is_skipped]
+        asked = list(range(len(requests))) if choice.asks_batch else due
+        choice.not_due = NO_REQUESTS if asked == due else set(asked).difference(due)
         self._num_cheap_asked = len(due)
-        self.choice.skips_cheap = not due
-        alone = None if due or self._evaluates else self.choice.pays_alone
+        choice.skips_cheap = not due
+        alone = None if due or self._evaluates else choice.pays_alone
         if alone is not None:
             trees, draft_s = self._pass_on(alone, step, budgets)
         else:
             drafted, draft_s = self._ask(step, budgets, asked)
             trees = self._choose(requests, asked, drafted, draft_s)
-        can_skip = self.choice.all_skipped and self._all_cheap_skipped
-        self._planned_skips, self._num_skipped = self._interval - 1 - now % self._interval if can_skip else 0, 0
+        if takes_skipped and due:
+            self._put_off(records, now)
+        can_skip = choice.all_skipped and all(record.is_skipped for record in records)
+        self._planned_skips, self._num_skipped = max(0, self._ask_skipped_at - now - 1) if can_skip else 0, 0
         self._handed_over_s = self.clock()
         self._step_own_s = self._handed_over_s - begin_s - draft_s
         self._own_s += self._step_own_s
@@ -223,31 +220,23 @@ class AutoProposer(Proposer):
             self._sum_accepted += accepted - RATE * self._sum_accepted
         self._trust = (self._sum_accepted + 1.0 / RATE) / (self._sum_expected + 1.0 / RATE)
         if not num_decodes or elapsed_s <= 0.0 or reads_prompt:
-            self.choice.skip()
+            self.choice.skip_evaluation()
             return  # prompt rows have a cost of their own
         self._step_s += (RATE if self._step_s else 1.0) * (elapsed_s - self._step_s)
         self.cost.observe(num_rows, elapsed_s, num_decodes)
-        if self.choice.asks_expensive:
-            plain_s = self.cost.at(num_decodes, num_decodes)
-            row_s = (self.cost.at(num_rows, num_decodes) - plain_s) / max(1, num_rows - num_decodes)
-            ask_s = self._draft_s * self._num_cheap_asked + self._step_own_s
-            self.choice.judge(own, plain_s / num_decodes, row_s, elapsed_s, ask_s / num_decodes)
-        else:
-            self.choice.note(accepted, num_rows - num_decodes, len(own), elapsed_s)
+        plain_s = self.cost.at(num_decodes, num_decodes)
+        num_more = max(num_decodes, num_rows - num_decodes)
+        row_s = (self.cost.at(num_decodes + num_more, num_decodes) - plain_s) / num_more
+        self.choice.judge(own, plain_s / num_decodes, row_s, self._num_cheap_asked)
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    def _requests_to_ask(self, requests: Sequence[Request]) -> list[int]:
-        """Indices of the requests for which drafters are asked now."""
-        records = [self._records.get(request.request_id) or self._record(request) for request in requests]
+    def _put_off(self, records: Sequence[RequestRecord], now: int) -> None:
+        """Cheap members were asked for skipped requests too: so late again that it takes the share of the time that it
+        may take."""
         num_skipped = sum([record.is_skipped for record in records])
-        self._all_cheap_skipped = num_skipped == len(records)
-        if num_skipped:  # so often that it takes the share of the time that it may take
-            share = self._draft_s * num_skipped / max(ALLOWANCE * self._step_s, 1e-9)
-            self._interval = 1 << max(0, math.ceil(math.log2(max(share, 1.0))))
-            if self._totals["steps"] % self._interval:
-                return [i for i, record in enumerate(records) if not record.is_skipped]
-        return list(range(len(records)))
+        allowed_s = ALLOWANCE * max(self._step_s, 1e-9)
+        self._ask_skipped_at = now + 1 + int(self._draft_s * num_skipped / allowed_s)
 
     def _record(self, request: Request) -> RequestRecord:
         record = self._records.get(request.request_id)
@@ -267,17 +256,16 @@ class AutoProposer(Proposer):
         given = []
         for i in asked:
             request, budget = step.requests[i], budgets[i]
-            record = self._records.get(request.request_id) or self._record(request)
+            record = self._record(request)
             given.append(Budget(min(budget.num_nodes, record.room), budget.max_depth, *self.choice.min_probs))
-        expensive_before_s = self.choice.expensive_s
+        batch_before_s = self.choice.batch_s
         self.drafters.learns = self._evaluates
         trees = self.drafters.propose(part, given)
         spent_s = self.clock() - begin_s
         num_cheap_asked = self._num_cheap_asked
         if num_cheap_asked:
-            # Expensive members are judged by themselves: a request is skipped when the cheap ones do not pay for it.
-            cheap_s = spent_s + self._learn_s - (self.choice.expensive_s - expensive_before_s)
-            if not self.choice.asks_expensive:
+            cheap_s = spent_s + self._learn_s - (self.choice.batch_s - batch_before_s)
+            if not self.choice.asks_batch:
                 cheap_s += self._step_own_s  # deciding about them takes time as well
             cheap_s /= num_cheap_asked
             if self._draft_s:  # what past outputs take to be indexed, all at once, is not what one draft takes
@@ -285,7 +273,7 @@ class AutoProposer(Proposer):
             else:
                 self._draft_s = cheap_s
         else:  # only expensive members were asked: joining their trees is their cost
-            beside_s = spent_s - (self.choice.expensive_s - expensive_before_s) + self._step_own_s
+            beside_s = spent_s - (self.choice.batch_s - batch_before_s) + self._step_own_s
             is_seldom = self.choice.pays_alone is not None  # in other steps its trees are offered as they are
             self.choice.charge(beside_s / EVALUATE_EVERY if is_seldom else beside_s)
         self._totals["asked"] += len(asked)
@@ -319,9 +307,7 @@ class AutoProposer(Proposer):
             return trees
         records = [self._records[requests[i].request_id] for i in asked]
         trust = self._trust
-        chances = [
-            path_chances(tree, trust) if tree.confidence is not None else [] for tree in drafted
-        ]
+        chances = [path_chances(tree, trust) if tree.confidence is not None else [] for tree in drafted]
         selection = self._last
         if self._evaluates or selection is None:
             selection = self._last = self._select(chances, drafting_s)
@@ -336,9 +322,9 @@ class AutoProposer(Proposer):
         choice = self.choice
         if self._evaluates:
             self._expected = selection.gain / max(trust, 1e-6)
-            if choice.asks_expensive:
-                choice.expect(drafted, kept, chances)
-                choice.stop_at(selection.bar)
+            if choice.asks_batch:
+                choice.expect(drafted, chances)
+                choice.stop_at(selection.bar, selection.plain_s)
         num_drafted = num_offered = 0
         for i, record, tree, keep, priced in zip(asked, records, drafted, kept, worth_it, strict=True):
             num_nodes, num_kept = len(tree.token_ids), len(keep)
@@ -354,7 +340,7 @@ class AutoProposer(Proposer):
         self._totals["offered_nodes"] += num_offered
         if self._num_cheap_asked:
             # Without their drafts a token would cost what it costs with the expensive members' alone, or plainly.
-            token_s = selection.token_s if choice.asks_expensive else selection.plain_s / self._num_requests
+            token_s = selection.token_s if choice.asks_batch else selection.plain_s / self._num_requests
             self._judge_cheap(records, drafted, kept, chances, token_s, selection.row_s)
         return trees
 
@@ -384,8 +370,8 @@ class AutoProposer(Proposer):
             if position in choice.not_due:
                 continue
             nodes = keep
-            if choice.asks_expensive:  # what an expensive member drafted too would be there without the cheap ones
-                nodes = [node for node in keep if choice.is_cheap(tree, node)]
+            if choice.asks_batch:  # what an expensive member drafted too would be there without the cheap ones
+                nodes = [node for node in keep if choice.is_cheap(tree.members[node])]
             gain = sum([chances[position][node] for node in nodes])
             rows_s = len(nodes) * row_s
             self._cheap_judged.learn(RATE, gain, rows_s + self._draft_s, token_s)
@@ -408,7 +394,7 @@ class AutoProposer(Proposer):
         if num_requests:
             is_used = num_skipped < num_requests
             decision = f"on for {num_requests - num_skipped} of {num_requests} requests" if is_used else "off"
-        num_cheap = len(self.drafters.members) - len(self.choice.expensive)
+        num_cheap = sum(member.state == "cheap" for member in self.choice.members.values())
         return judged.reason(decision, is_used, "gained" if num_cheap == 1 else "gained by the cheap ones")
 
     def _reason(self) -> str:

@@ -215,7 +215,7 @@ class MemberChoice(Usefulness):
             rows_s = num_rows[name] * row_s
             member.judged.learn(RATE, num_tokens[name], cost_s + rows_s, worth_s)
             member.balance_s += num_tokens[name] * worth_s - MARGIN * (cost_s + rows_s)
-            self._learn_levels(name, member, weight, cost_s, row_s, worth_s * num_requests)
+            self._learn_levels(name, weight, cost_s, row_s / worth_s, worth_s * num_requests)
             self._decide(member, STAKE * token_s)
 
     @staticmethod
@@ -225,21 +225,19 @@ class MemberChoice(Usefulness):
         elif member.balance_s < (0.0 if member.state == "pays" else -stake_s):
             member.state = "skipped"
 
-    def _learn_levels(
-        self, name: str, member: Member, weight: float, cost_s: float, row_s: float, tokens_s: float
-    ) -> None:
+    def _learn_levels(self, name: str, weight: float, cost_s: float, row: float, tokens_s: float) -> None:
         """A level of a model is worth it iff the chance that a path of so many tokens is accepted is above what the
-        level's time, and its row's, is worth in tokens: the rule of nodes. Each token as likely as the ones so far."""
+        level's time, and its row's, is worth in tokens: the rule of nodes. Each token as likely as those so far."""
         depth, chance = self._drafted.get(name, (0, 0.0))
         if not depth:
             return
+        member = self.members[name]
         member.level_s += weight * (cost_s / depth - member.level_s)
         member.next_chance += weight * (chance ** (1.0 / depth) - member.next_chance)
-        price, path = member.level_s / tokens_s + row_s * len(self._drafted) / tokens_s, 1.0
-        member.levels = 0
-        while member.levels < member.needs.lookahead_slots and (path := path * member.next_chance) > price:
-            member.levels += 1
-        member.levels = max(1, member.levels)
+        price, path, levels = row + member.level_s / tokens_s, member.next_chance, 1
+        while levels < member.needs.lookahead_slots and path * member.next_chance > price:
+            path, levels = path * member.next_chance, levels + 1
+        member.levels = levels
 
     def skip_evaluation(self) -> None:
         """A step that is not evaluated, or that read prompts and says nothing about drafts."""
