@@ -1,13 +1,12 @@
 """`auto`: drafts where drafting pays, as measured live, and nowhere else.
 
 Each step it
-1. learns what the last pass cost (lab/live_pass_cost.py) and whether each request's drafts were right,
-2. asks the drafters, for the requests where asking has been worth the drafters' own time,
+1. learns what the last pass cost (lab/live_pass_cost.py) and what each drafter's nodes brought (members.py),
+2. asks the drafters that pay; the cheap ones only for the requests where that has been worth their time,
 3. keeps the nodes that raise the whole batch's expected tokens per second (select.py); often that is none.
 
-A request whose drafts do not pay is skipped: drafters are asked for it only when its text begins to repeat itself, and
-every 1, 2, 4, ... steps. Asking for skipped requests may take a small share of the elapsed time (`ALLOWANCE`). As soon
-as a draft would pay, drafters are asked for it in every step again.
+A request for which the cheap drafters do not pay is skipped: they are asked for it only as often as `ALLOWANCE` of the
+time allows. As soon as a draft would pay, they are asked for it in every step again.
 
 Pruning is exact: with sample-match verification the output does not depend on which nodes were offered.
 
@@ -40,15 +39,14 @@ if TYPE_CHECKING:
 MAX_VALUE = 8.0  # cap on a request's value, in costs of asking: after a few useless drafts any request is skipped
 LEAST_ROOM = 8  # nodes asked for
 EVALUATE_EVERY = 4  # steps; what was decided stands in between
-NO_REQUESTS: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
 class RequestRecord:
     """What the controller knows of one request."""
 
-    value_s: float  # time that a draft is expected to save, averaged over the last ones asked for
-    is_skipped: bool = False  # the cheap drafters are asked for it only now and then
+    value_s: float  # time that the cheap drafters are expected to save, averaged over the last drafts
+    is_skipped: bool = False  # they are asked for it only now and then
     room: int = LEAST_ROOM  # nodes to ask for: follows what was kept, because drafting takes time too
 
     def follow(self, num_kept: int) -> None:
@@ -68,9 +66,8 @@ class AutoProposer(Proposer):
         credit: Sequence[Row] = (),  # what is known of them before anything runs
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        from paceline.spec.auto.default_members import (
-            default_drafters,  # reads the methods' table, which has a row for this file
-        )
+        # Both read the methods' table, which has a row for this file.
+        from paceline.spec.auto.default_members import default_drafters
         from paceline.spec.merge.merge import MergeProposer
 
         if members is None:
@@ -83,21 +80,19 @@ class AutoProposer(Proposer):
         self.cost = PassCostModel(calibrate(services))
         self._records: dict[str, RequestRecord] = {}
         self._typical_value_s = float("inf")  # of a new request: until drafts were judged, always worth asking
-        self._draft_s = 0.0  # per request asked, with what it took to learn from the answers
-        self._learn_s = 0.0  # of the last step
-        self._ask_skipped_at = 0  # step: cheap members are asked for skipped requests too, all in the same step
-        self._num_cheap_asked = 0  # requests whose cheap members were asked in the last step
+        self._draft_s = 0.0  # of the cheap members, per request asked, with what it took to learn from the answers
+        self._ask_skipped_at = 0  # step: the cheap members are asked for all skipped requests
+        self._num_cheap_asked = 0  # requests for which they were asked in the last step
         self._step_s = 0.0  # elapsed, on average
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
-        self._sum_expected, self._sum_accepted = 0.0, 0.0  # accepted tokens, with decay
+        self._expected = self._sum_expected = self._sum_accepted = 0.0  # tokens: of the pass under way; with decay
         self._trust = 1.0  # accepted over expected, lately
-        self._planned_skips = 0  # steps in which it need not be called: no request is due before
-        self._num_skipped = 0  # of them, so far
+        self._planned_skips = self._num_skipped = 0  # steps in which it need not be called; and so far
         self._evaluates = True  # is the pass under way evaluated?
-        self._evaluated_step = -1  # the last step that was evaluated
-        self._expected = 0.0  # accepted tokens expected of the pass under way
+        self._evaluated_step = -1  # the last one that was
         self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0}
-        self._own_s = self._step_own_s = 0.0  # in all steps, and in the last one
+        self._own_s = 0.0  # in all steps, without the drafters
+        self._host_s = 0.0  # of the last pass' observation, with them
         self._last: Selection | None = None
         self._cheap_judged = Inequality()  # per request and step in which the cheap members are asked for it
         self._num_requests = 0  # in the batch, when it was last evaluated
@@ -128,51 +123,50 @@ class AutoProposer(Proposer):
 
     def observe(self, step: StepContext) -> None:
         begin_s = self.clock()
-        self._learn_cost(step, begin_s)
+        self._learn(step, begin_s)
         for request in step.gone:
             self._records.pop(request.request_id, None)
-        end_s, batch_before_s = self.clock(), self.choice.batch_s
-        self._own_s += end_s - begin_s
+        self._own_s += self.clock() - begin_s
         self.drafters.observe(step)
-        if self._num_cheap_asked:
-            self._learn_s = self.clock() - begin_s - (self.choice.batch_s - batch_before_s)
+        self._host_s = self.clock() - begin_s
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         begin_s = self.clock()
-        requests = step.requests
-        if self._num_skipped:
-            self._totals["steps"] += self._num_skipped
-            self._reasons["skipped"] += self._num_skipped
+        choice, requests = self.choice, step.requests
+        self._totals["steps"] += self._num_skipped
+        self._reasons["skipped"] += self._num_skipped
         now = self._totals["steps"]
-        self._evaluates = self.choice.has_trial or now % EVALUATE_EVERY == 0 or len(requests) > self._num_requests
+        self._evaluates = choice.has_trial or now % EVALUATE_EVERY == 0 or len(requests) > self._num_requests
         if self._evaluates:
             num_running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
             self._num_requests = max(num_running, len(requests))
-            num_steps, self._evaluated_step = now - self._evaluated_step, now
-            self.choice.begin_step(num_steps * self._step_s, num_steps)
-        choice = self.choice
-        records = [self._record(request) for request in requests]
+            choice.begin_step((now - self._evaluated_step) * self._step_s, now - self._evaluated_step)
+            self._evaluated_step = now
+        records = [self._records.get(request.request_id) or self._record(request) for request in requests]
         takes_skipped = now >= self._ask_skipped_at
         due = []
         if choice.has_cheap:
             due = [i for i, record in enumerate(records) if takes_skipped or not record.is_skipped]
         asked = list(range(len(requests))) if choice.asks_batch else due
-        choice.not_due = NO_REQUESTS if asked == due else set(asked).difference(due)
-        self._num_cheap_asked = len(due)
-        choice.skips_cheap = not due
-        alone = None if due or self._evaluates else choice.pays_alone
-        if alone is not None:
-            trees, draft_s = self._pass_on(alone, step, budgets)
+        choice.skips_cheap, choice.not_due = not due, set(asked).difference(due)
+        self._num_cheap_asked, self._expected = len(due), 0.0
+        drafting_s = 0.0
+        trees = [EMPTY_TREE] * len(requests)
+        if asked:
+            drafted, drafting_s = self._ask(step, budgets, records, asked)
+            for i, tree in zip(asked, drafted, strict=True):
+                trees[i] = tree
         else:
-            drafted, draft_s = self._ask(step, budgets, asked)
-            trees = self._choose(requests, asked, drafted, draft_s)
-        if takes_skipped and due:
-            self._put_off(records, now)
+            choice.ask_none()
+            self._reasons["skipped"] += 1
+        if takes_skipped and due:  # so late again that it takes the share of the time that it may take
+            skipped_s = self._draft_s * sum([record.is_skipped for record in records])
+            self._ask_skipped_at = now + 1 + int(skipped_s / (ALLOWANCE * self._step_s or 1.0))
         can_skip = choice.all_skipped and all(record.is_skipped for record in records)
         self._planned_skips, self._num_skipped = max(0, self._ask_skipped_at - now - 1) if can_skip else 0, 0
         self._handed_over_s = self.clock()
-        self._step_own_s = self._handed_over_s - begin_s - draft_s
-        self._own_s += self._step_own_s
+        self._own_s += self._handed_over_s - begin_s - drafting_s
+        self._charge(self._handed_over_s - begin_s)
         self._totals["steps"] += 1
         return trees
 
@@ -195,165 +189,106 @@ class AutoProposer(Proposer):
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
-    def _learn_cost(self, step: StepContext, now_s: float) -> None:
+    def _learn(self, step: StepContext, now_s: float) -> None:
+        """What the pass took and what became of its drafts."""
         if self._handed_over_s is None:
             return
-        elapsed_s = now_s - self._handed_over_s
-        self._handed_over_s = None
-        if not self._evaluates:
-            if not self.choice.all_skipped:
-                self.choice.skip_evaluation()
-            return
-        num_decodes = num_rows = accepted = 0
-        reads_prompt = False
-        own = []
-        for verified in step.passes:
-            num_rows += len(verified.rows)
-            reads_prompt = reads_prompt or verified.num_committed > 1
-            if verified.logits_row >= 0:
-                num_decodes += 1
-                if verified.request.request_id in self._records:  # others chose a method for themselves
-                    own.append(verified)
-                    accepted += len(verified.accepted)
-        if self._expected:
-            self._sum_expected += self._expected - RATE * self._sum_expected
-            self._sum_accepted += accepted - RATE * self._sum_accepted
-        self._trust = (self._sum_accepted + 1.0 / RATE) / (self._sum_expected + 1.0 / RATE)
-        if not num_decodes or elapsed_s <= 0.0 or reads_prompt:
+        elapsed_s, self._handed_over_s = now_s - self._handed_over_s, None
+        verified = [one for one in step.passes if one.logits_row >= 0] if self._evaluates else []
+        if not verified or elapsed_s <= 0.0 or any(one.num_committed > 1 for one in step.passes):
             self.choice.skip_evaluation()
             return  # prompt rows have a cost of their own
+        own = [one for one in verified if one.request.request_id in self._records]  # others chose for themselves
+        num_rows, count = sum([len(one.rows) for one in step.passes]), len(verified)
+        if self._expected:
+            accepted = sum([len(one.accepted) for one in own])
+            self._sum_expected += self._expected - RATE * self._sum_expected
+            self._sum_accepted += accepted - RATE * self._sum_accepted
+            self._trust = (self._sum_accepted + 1.0 / RATE) / (self._sum_expected + 1.0 / RATE)
         self._step_s += (RATE if self._step_s else 1.0) * (elapsed_s - self._step_s)
-        self.cost.observe(num_rows, elapsed_s, num_decodes)
-        plain_s = self.cost.at(num_decodes, num_decodes)
-        num_more = max(num_decodes, num_rows - num_decodes)
-        row_s = (self.cost.at(num_decodes + num_more, num_decodes) - plain_s) / num_more
-        self.choice.judge(own, plain_s / num_decodes, row_s, self._num_cheap_asked)
+        self.cost.observe(num_rows, elapsed_s, count)
+        plain_s, num_more = self.cost.at(count, count), max(count, num_rows - count)
+        row_s = (self.cost.at(count + num_more, count) - plain_s) / num_more
+        self.choice.judge(own, plain_s / count, row_s, self._num_cheap_asked)
+
+    def _charge(self, propose_s: float) -> None:
+        """What drafting took in this step, with the time beside the drafters': to learn, to join, to decide."""
+        choice = self.choice
+        cheap_s, beside_s = choice.take_time(self._host_s + propose_s)
+        self._host_s = 0.0
+        if self._num_cheap_asked:
+            sample_s = (cheap_s + (0.0 if choice.asks_batch else beside_s)) / self._num_cheap_asked
+            # What past outputs take to be indexed, all at once, is not what one draft takes.
+            before_s = self._draft_s or sample_s
+            self._draft_s = before_s + RATE * (min(sample_s, 2.0 * before_s) - before_s)
+        elif choice.asks_batch:
+            is_seldom = choice.pays_alone is not None  # in other steps its trees are offered as they are
+            choice.charge(beside_s / EVALUATE_EVERY if is_seldom else beside_s)
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    def _put_off(self, records: Sequence[RequestRecord], now: int) -> None:
-        """Cheap members were asked for skipped requests too: so late again that it takes the share of the time that it
-        may take."""
-        num_skipped = sum([record.is_skipped for record in records])
-        allowed_s = ALLOWANCE * max(self._step_s, 1e-9)
-        self._ask_skipped_at = now + 1 + int(self._draft_s * num_skipped / allowed_s)
-
     def _record(self, request: Request) -> RequestRecord:
-        record = self._records.get(request.request_id)
-        if record is None:
-            record = self._records[request.request_id] = RequestRecord(self._typical_value_s)
-            record.is_skipped = self._typical_value_s <= MARGIN * self._draft_s
+        is_skipped = self._typical_value_s <= MARGIN * self._draft_s
+        record = self._records[request.request_id] = RequestRecord(self._typical_value_s, is_skipped)
         return record
 
-    def _ask(self, step: StepContext, budgets: Sequence[Budget], asked: Sequence[int]) -> tuple[list[DraftTree], float]:
-        if not asked:
-            self.choice.ask_none()
-            return [], 0.0
+    def _ask(
+        self, step: StepContext, budgets: Sequence[Budget], records: Sequence[RequestRecord], asked: Sequence[int]
+    ) -> tuple[list[DraftTree], float]:
+        """The trees to offer, and what it took to draft them. In a step that is not evaluated, a member that pays and
+        drafts alone was given the thresholds at which to stop: what it drafts is offered as it is."""
         begin_s = self.clock()
-        part = step
-        if len(asked) < len(step.requests):
-            part = replace(step, requests=[step.requests[i] for i in asked])
-        given = []
-        for i in asked:
-            request, budget = step.requests[i], budgets[i]
-            record = self._record(request)
-            given.append(Budget(min(budget.num_nodes, record.room), budget.max_depth, *self.choice.min_probs))
-        batch_before_s = self.choice.batch_s
-        self.drafters.learns = self._evaluates
-        trees = self.drafters.propose(part, given)
-        spent_s = self.clock() - begin_s
-        num_cheap_asked = self._num_cheap_asked
-        if num_cheap_asked:
-            cheap_s = spent_s + self._learn_s - (self.choice.batch_s - batch_before_s)
-            if not self.choice.asks_batch:
-                cheap_s += self._step_own_s  # deciding about them takes time as well
-            cheap_s /= num_cheap_asked
-            if self._draft_s:  # what past outputs take to be indexed, all at once, is not what one draft takes
-                self._draft_s += RATE * (min(cheap_s, 1.5 * self._draft_s) - self._draft_s)
-            else:
-                self._draft_s = cheap_s
-        else:  # only expensive members were asked: joining their trees is their cost
-            beside_s = spent_s - (self.choice.batch_s - batch_before_s) + self._step_own_s
-            is_seldom = self.choice.pays_alone is not None  # in other steps its trees are offered as they are
-            self.choice.charge(beside_s / EVALUATE_EVERY if is_seldom else beside_s)
+        alone = None if self._num_cheap_asked or self._evaluates else self.choice.pays_alone
+        least = self.choice.min_probs
+        if alone is not None:
+            given = [Budget(budget.num_nodes, budget.max_depth, *least) for budget in budgets]
+            offered = drafted = self.drafters.propose_alone(alone, step, given)
+            drafting_s = self.clock() - begin_s
+            self._reasons["pays" if any(tree.token_ids for tree in drafted) else "nothing_drafted"] += 1
+        else:
+            part = step
+            if len(asked) < len(step.requests):
+                part = replace(step, requests=[step.requests[i] for i in asked])
+            rooms = [min(budgets[i].num_nodes, records[i].room) for i in asked]
+            given = [Budget(room, budgets[i].max_depth, *least) for i, room in zip(asked, rooms, strict=True)]
+            self.drafters.learns = self._evaluates
+            drafted = self.drafters.propose(part, given)
+            drafting_s = self.clock() - begin_s
+            offered = self._choose([records[i] for i in asked], drafted, drafting_s)
         self._totals["asked"] += len(asked)
-        return trees, spent_s
-
-    def _pass_on(self, member: str, step: StepContext, budgets: Sequence[Budget]) -> tuple[list[DraftTree], float]:
-        """A step that is not evaluated, in which one expensive member drafts alone. Its trees are offered as they are:
-        it was given the thresholds at which to stop."""
-        begin_s = self.clock()
-        given = [Budget(budget.num_nodes, budget.max_depth, *self.choice.min_probs) for budget in budgets]
-        trees = self.drafters.propose_alone(member, step, given)
-        num_drafted = sum([len(tree.token_ids) for tree in trees])
-        self._reasons["pays" if num_drafted else "nothing_drafted"] += 1
-        totals = self._totals
-        totals["asked"] += len(trees)
-        totals["drafted_nodes"] += num_drafted
-        totals["offered_nodes"] += num_drafted
-        return trees, self.clock() - begin_s
+        self._totals["drafted_nodes"] += sum([len(tree.token_ids) for tree in drafted])
+        self._totals["offered_nodes"] += sum([len(tree.token_ids) for tree in offered])
+        return offered, drafting_s
 
     def _choose(
-        self,
-        requests: Sequence[Request],
-        asked: Sequence[int],
-        drafted: Sequence[DraftTree],
-        drafting_s: float,
+        self, records: Sequence[RequestRecord], drafted: Sequence[DraftTree], drafting_s: float
     ) -> list[DraftTree]:
-        trees = [EMPTY_TREE] * len(requests)
-        self._expected = 0.0
-        if not asked:
-            self._reasons["skipped"] += 1
-            return trees
-        records = [self._records[requests[i].request_id] for i in asked]
-        trust = self._trust
-        chances = [path_chances(tree, trust) if tree.confidence is not None else [] for tree in drafted]
-        selection = self._last
+        choice, selection = self.choice, self._last
+        chances = [path_chances(tree, self._trust) for tree in drafted]
         if self._evaluates or selection is None:
-            selection = self._last = self._select(chances, drafting_s)
+            selection = select(chances, self._num_requests, self.cost, MARGIN, drafting_s)
             kept = selection.keep
         else:
             kept = above_bar(chances, selection.bar)
-            self._reasons["pays" if any(kept) else "nothing_drafted"] += 1
-        worth_it = kept  # by price
+        for record, keep in zip(records, kept, strict=True):
+            record.follow(len(keep))
+        reason = "pays" if any(kept) else "too_expensive" if any(chances) else "nothing_drafted"
         if self._keeps_whole:  # then whether to ask at all is the choice
-            selection = self._last = whole(selection, chances, self._num_requests, self.cost)
-            kept = selection.keep
-        choice = self.choice
+            selection = whole(selection, chances, self._num_requests, self.cost)
+            kept, reason = selection.keep, "probe" if reason == "too_expensive" else reason
+        self._last = selection
+        self._reasons[reason] += 1
         if self._evaluates:
-            self._expected = selection.gain / max(trust, 1e-6)
-            if choice.asks_batch:
-                choice.expect(drafted, chances)
-                choice.stop_at(selection.bar, selection.plain_s)
-        num_drafted = num_offered = 0
-        for i, record, tree, keep, priced in zip(asked, records, drafted, kept, worth_it, strict=True):
-            num_nodes, num_kept = len(tree.token_ids), len(keep)
-            num_drafted += num_nodes
-            num_offered += num_kept
-            record.follow(len(priced))
-            # A tree sampled from a distribution of its own must not be pruned by what was drawn.
-            if num_kept == num_nodes or tree.draft_probs is not None:
-                trees[i] = tree
-            elif keep:
-                trees[i] = tree.keep(keep)
-        self._totals["drafted_nodes"] += num_drafted
-        self._totals["offered_nodes"] += num_offered
+            self._expected = selection.gain / self._trust
+            choice.expect(drafted, chances)
+            choice.stop_at(selection.bar, selection.plain_s)
         if self._num_cheap_asked:
-            # Without their drafts a token would cost what it costs with the expensive members' alone, or plainly.
-            token_s = selection.token_s if choice.asks_batch else selection.plain_s / self._num_requests
-            self._judge_cheap(records, drafted, kept, chances, token_s, selection.row_s)
-        return trees
-
-    def _select(self, chances: Sequence[Sequence[float]], drafting_s: float) -> Selection:
-        """What pays, and why nothing does."""
-        selection = select(chances, self._num_requests, self.cost, MARGIN, drafting_s)
-        if selection.num_nodes:
-            self._reasons["pays"] += 1
-        elif self._keeps_whole and any(chances):
-            self._reasons["probe"] += 1
-        else:
-            self._reasons["too_expensive" if any(chances) else "nothing_drafted"] += 1
-        return selection
+            self._judge_cheap(records, drafted, kept, chances, selection)
+        # A tree sampled from a distribution of its own must not be pruned by what was drawn.
+        return [
+            tree if len(keep) == len(tree.token_ids) or tree.draft_probs is not None else tree.keep(keep)
+            for tree, keep in zip(drafted, kept, strict=True)
+        ]
 
     def _judge_cheap(
         self,
@@ -361,41 +296,35 @@ class AutoProposer(Proposer):
         drafted: Sequence[DraftTree],
         kept: Sequence[Sequence[int]],
         chances: Sequence[Sequence[float]],
-        token_s: float,
-        row_s: float,
+        selection: Selection,
     ) -> None:
         """Was it worth asking the cheap members? Where it was not, the request is skipped."""
         choice = self.choice
+        # Without their drafts a token would cost what it costs with the other members' alone, or plainly.
+        token_s = selection.token_s if choice.asks_batch else selection.plain_s / self._num_requests
+        most_s = MAX_VALUE * self._draft_s
         for position, (record, tree, keep) in enumerate(zip(records, drafted, kept, strict=True)):
             if position in choice.not_due:
                 continue
-            nodes = keep
-            if choice.asks_batch:  # what an expensive member drafted too would be there without the cheap ones
-                nodes = [node for node in keep if choice.is_cheap(tree.members[node])]
-            gain = sum([chances[position][node] for node in nodes])
-            rows_s = len(nodes) * row_s
+            nodes = choice.only_cheap(tree, keep) if choice.asks_batch else keep
+            gain, rows_s = sum([chances[position][node] for node in nodes]), len(nodes) * selection.row_s
             self._cheap_judged.learn(RATE, gain, rows_s + self._draft_s, token_s)
-            self._judge(record, gain * token_s - rows_s)
+            value_s = min(most_s, gain * token_s - rows_s)
+            typical_s, before_s = min(most_s, self._typical_value_s), min(most_s, record.value_s)
+            self._typical_value_s = typical_s + RATE * (value_s - typical_s)
+            record.value_s = max(value_s, before_s + RATE * (value_s - before_s))
+            record.is_skipped = record.value_s <= MARGIN * self._draft_s
 
-    def _judge(self, record: RequestRecord, saved_s: float) -> None:
-        most_s = MAX_VALUE * self._draft_s
-        value_s = min(most_s, saved_s)
-        typical_s = min(most_s, self._typical_value_s)
-        self._typical_value_s = typical_s + RATE * (value_s - typical_s)
-        before_s = min(most_s, record.value_s)
-        record.value_s = max(value_s, before_s + RATE * (value_s - before_s))
-        record.is_skipped = record.value_s <= MARGIN * self._draft_s
+    # -- saying why --------------------------------------------------------------------------------------------------
 
     def _cheap_reason(self, num_requests: int, num_skipped: int) -> Reason:
         """What decides about the cheap members."""
-        judged = self._cheap_judged
         is_used = self._typical_value_s > MARGIN * self._draft_s  # as for a new request
         decision = "on" if is_used else "off"
         if num_requests:
             is_used = num_skipped < num_requests
             decision = f"on for {num_requests - num_skipped} of {num_requests} requests" if is_used else "off"
-        num_cheap = sum(member.state == "cheap" for member in self.choice.members.values())
-        return judged.reason(decision, is_used, "gained" if num_cheap == 1 else "gained by the cheap ones")
+        return self._cheap_judged.reason(decision, is_used)
 
     def _reason(self) -> str:
         last = self._last
@@ -404,9 +333,10 @@ class AutoProposer(Proposer):
         batch = f"{self._num_requests} request{'s' if self._num_requests != 1 else ''}"
         if last.num_nodes == 0:
             return f"off: no draft for {batch} is expected to save more than it costs"
+        more, speedup = last.pass_s / last.plain_s, 1.0 + last.gain / max(1, self._num_requests)
         return (
-            f"{last.num_nodes} nodes for {batch}: {last.gain:.2f} more tokens for "
-            f"{(last.pass_s / last.plain_s - 1):.0%} more time, {last.speedup:.2f}x"
+            f"{last.num_nodes} nodes for {batch}: {last.gain:.2f} more tokens for {more - 1.0:.0%} more time, "
+            f"{speedup / more:.2f}x"
         )
 
 

@@ -1,8 +1,8 @@
 """Which members `auto` asks: one account for each, in seconds.
 
 A member that is asked brings what its accepted tokens would have cost without it, and takes its own time and that of
-its nodes' rows, all as measured. The difference goes to its account, together with `ALLOWANCE` of all time, which may be
-lost in finding out:
+its nodes' rows, all as measured. The difference goes to its account, together with `ALLOWANCE` of all
+time, which may be lost in finding out:
 
     trial    it is asked, for all requests, until the account is full (then it pays) or `STAKE` tokens' time is lost
     pays     it is asked as long as there is something in the account, which holds the time of `STAKE` tokens at most
@@ -72,12 +72,11 @@ class MemberChoice(Usefulness):
         self.has_trial, self.all_skipped = True, False
         self.has_cheap = self.asks_batch = False  # is there a cheap member? Is one asked for all requests?
         self.pays_alone: str | None = None  # the only one asked for all, if it pays and can be given thresholds
-        self.batch_s = 0.0  # host time spent so far on members that are not cheap
+        self._cheap_s = self._batch_s = 0.0  # host time spent in this step on the cheap members, and on the others
         self.skips_cheap = False  # are the cheap members asked for no request now?
         self.not_due: Set[int] = frozenset()  # positions of requests for which the cheap members are not asked now
         self._cheap_tokens = 0.0  # that the cheap members bring, per request and step
         self._drafted: dict[str, tuple[int, float]] = {}  # member -> depth of what it drafted last, and its chance
-        self._order: list[str] = list(members)  # the cheap ones, then the most profitable first
         self.begin_step(0.0)
 
     @property
@@ -91,9 +90,18 @@ class MemberChoice(Usefulness):
 
     def spend(self, member: str, seconds: float) -> None:
         super().spend(member, seconds)
-        self.members[member].spent_s += seconds
-        if self.members[member].state != "cheap":
-            self.batch_s += seconds
+        one = self.members[member]
+        one.spent_s += seconds
+        if one.state == "cheap":
+            self._cheap_s += seconds
+        else:
+            self._batch_s += seconds
+
+    def take_time(self, host_s: float) -> tuple[float, float]:
+        """Of a step's host time: what the cheap members took since it was last asked, and what was not any member's."""
+        cheap_s, beside_s = self._cheap_s, host_s - self._cheap_s - self._batch_s
+        self._cheap_s = self._batch_s = 0.0
+        return cheap_s, max(0.0, beside_s)
 
     def charge(self, seconds: float) -> None:
         """Time spent for the members that are asked for all requests, though not by them."""
@@ -108,9 +116,10 @@ class MemberChoice(Usefulness):
         level = level_s / token_s
         self.min_probs = min(NEXT_CHANCE, bar), min(NEXT_CHANCE, (bar + level) / NEXT_CHANCE)
 
-    def is_cheap(self, names: tuple[str, ...]) -> bool:
-        """Did one of the cheap members draft a node of these?"""
-        return any(self.members[name].state == "cheap" for name in names)
+    def only_cheap(self, tree: DraftTree, nodes: Sequence[int]) -> list[int]:
+        """Those of the nodes that none but cheap members drafted: the others would be there without them."""
+        cheap = {name for name, member in self.members.items() if member.state == "cheap"}
+        return [node for node in nodes if tree.members is not None and cheap.issuperset(tree.members[node])]
 
     def report(self, cheap: Reason) -> dict[str, Any]:
         """Member -> asked now or not, why, and its figures; for statistics and the server's page. `cheap`: what decides
