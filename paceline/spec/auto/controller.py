@@ -85,8 +85,6 @@ class AutoProposer(Proposer):
         self._num_cheap_asked = 0  # requests for which they were asked in the last step
         self._step_s = 0.0  # elapsed, on average
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
-        self._expected = self._sum_expected = self._sum_accepted = 0.0  # tokens: of the pass under way; with decay
-        self._trust = 1.0  # accepted over expected, lately
         self._planned_skips = self._num_skipped = 0  # steps in which it need not be called; and so far
         self._evaluates = True  # is the pass under way evaluated?
         self._evaluated_step = -1  # the last one that was
@@ -140,7 +138,7 @@ class AutoProposer(Proposer):
         if self._evaluates:
             num_running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
             self._num_requests = max(num_running, len(requests))
-            choice.begin_step((now - self._evaluated_step) * self._step_s, now - self._evaluated_step)
+            choice.begin_step((now - self._evaluated_step) * self._step_s)
             self._evaluated_step = now
         records = [self._records.get(request.request_id) or self._record(request) for request in requests]
         takes_skipped = now >= self._ask_skipped_at
@@ -149,8 +147,7 @@ class AutoProposer(Proposer):
             due = [i for i, record in enumerate(records) if takes_skipped or not record.is_skipped]
         asked = list(range(len(requests))) if choice.asks_batch else due
         choice.skips_cheap, choice.not_due = not due, set(asked).difference(due)
-        self._num_cheap_asked, self._expected = len(due), 0.0
-        drafting_s = 0.0
+        self._num_cheap_asked, drafting_s = len(due), 0.0
         trees = [EMPTY_TREE] * len(requests)
         if asked:
             drafted, drafting_s = self._ask(step, budgets, records, asked)
@@ -180,7 +177,6 @@ class AutoProposer(Proposer):
             "draft_s_per_request": self._draft_s,
             "requests_asked": len(records) - num_skipped,
             "requests_skipped": num_skipped,
-            "trust": self._trust,
             "pass_cost_s": self.cost.table(),
             "members": self.choice.report(self._cheap_reason(len(records), num_skipped)),
             "reasons": dict(self._reasons),
@@ -200,11 +196,6 @@ class AutoProposer(Proposer):
             return  # prompt rows have a cost of their own
         own = [one for one in verified if one.request.request_id in self._records]  # others chose for themselves
         num_rows, count = sum([len(one.rows) for one in step.passes]), len(verified)
-        if self._expected:
-            accepted = sum([len(one.accepted) for one in own])
-            self._sum_expected += self._expected - RATE * self._sum_expected
-            self._sum_accepted += accepted - RATE * self._sum_accepted
-            self._trust = (self._sum_accepted + 1.0 / RATE) / (self._sum_expected + 1.0 / RATE)
         self._step_s += (RATE if self._step_s else 1.0) * (elapsed_s - self._step_s)
         self.cost.observe(num_rows, elapsed_s, count)
         plain_s, num_more = self.cost.at(count, count), max(count, num_rows - count)
@@ -264,7 +255,7 @@ class AutoProposer(Proposer):
         self, records: Sequence[RequestRecord], drafted: Sequence[DraftTree], drafting_s: float
     ) -> list[DraftTree]:
         choice, selection = self.choice, self._last
-        chances = [path_chances(tree, self._trust) for tree in drafted]
+        chances = [path_chances(tree) for tree in drafted]
         if self._evaluates or selection is None:
             selection = select(chances, self._num_requests, self.cost, MARGIN, drafting_s)
             kept = selection.keep
@@ -279,7 +270,6 @@ class AutoProposer(Proposer):
         self._last = selection
         self._reasons[reason] += 1
         if self._evaluates:
-            self._expected = selection.gain / self._trust
             choice.expect(drafted, chances)
             choice.stop_at(selection.bar, selection.plain_s)
         if self._num_cheap_asked:

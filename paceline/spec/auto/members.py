@@ -29,7 +29,6 @@ MARGIN = 1.1  # drafts must be expected to save so many times what they cost: es
 ALLOWANCE = 0.004  # share of the elapsed time that may be lost in finding out whether drafts pay
 RATE = 0.1  # weight of the newest value in running averages
 STAKE = 6.0  # tokens whose time a trial may lose, or gain
-OBSERVE_STEPS = 12  # before a trial, for a member that was skipped
 NEXT_CHANCE = 0.7  # that the token after a likely path is drafted right
 NO_BUDGET = Budget(0, 0)
 ASKED = ("trial", "pays")  # states
@@ -47,7 +46,6 @@ class Member:
     levels: int = 1  # that it drafts, where it is a model and runs once for each
     next_chance: float = 0.0  # that a token of such a model is right if the one before is
     num_judged: int = 0  # steps
-    num_to_observe: int = 0
     spent_s: float = 0.0  # since the last step was judged
     judged: Inequality = field(default_factory=Inequality)  # both sides of the profit, for people to read
 
@@ -69,15 +67,15 @@ class MemberChoice(Usefulness):
         self.members = {name: Member(member.needs, member.keeps_min_prob) for name, member in members.items()}
         self.min_probs = (0.0, 0.0)  # Budget's: of a path worth its row, and of one worth another level
         self._needs: dict[tuple[str, ...], Needs] = {}  # members not skipped -> what they need
-        self.has_trial, self.all_skipped = True, False
-        self.has_cheap = self.asks_batch = False  # is there a cheap member? Is one asked for all requests?
-        self.pays_alone: str | None = None  # the only one asked for all, if it pays and can be given thresholds
+        self.has_trial = self.has_cheap = self.all_skipped = False  # the last: but for cheap ones
+        self.asks_batch = False  # is a member asked for all requests?
+        self.pays_alone: str | None = None  # the only one, if it pays and can be given thresholds
         self._cheap_s = self._batch_s = 0.0  # host time spent in this step on the cheap members, and on the others
         self.skips_cheap = False  # are the cheap members asked for no request now?
         self.not_due: Set[int] = frozenset()  # positions of requests for which the cheap members are not asked now
         self._cheap_tokens = 0.0  # that the cheap members bring, per request and step
         self._drafted: dict[str, tuple[int, float]] = {}  # member -> depth of what it drafted last, and its chance
-        self.begin_step(0.0)
+        self._settle()
 
     @property
     def needs(self) -> Needs:
@@ -137,23 +135,25 @@ class MemberChoice(Usefulness):
             figures[name] |= (cheap if member.state == "cheap" else member.reason).figures(name)
         return figures
 
-    def begin_step(self, elapsed_s: float, num_steps: int = 1) -> None:
-        """Decide which members to ask, from now on. `elapsed_s`: since the last call, in so many steps."""
-        asked = []
-        for name, member in self.members.items():
+    def begin_step(self, elapsed_s: float) -> None:
+        """Before an evaluated step. `elapsed_s`: since the one before."""
+        for member in self.members.values():
             member.balance_s += ALLOWANCE * elapsed_s
-            if member.state == "skipped" and member.balance_s >= 0.0:
-                member.state, member.num_to_observe = "observes", OBSERVE_STEPS
-            elif member.state == "observes":
-                member.num_to_observe -= num_steps
-                if member.num_to_observe <= 0:
-                    member.state, member.balance_s = "trial", 0.0
-            self.accounts[name].is_used = member.state in (*ASKED, "cheap")
-            if member.state in ASKED:
-                asked.append(name)
-        states = [member.state for member in self.members.values()]
-        self.has_trial, self.has_cheap, self.asks_batch = "trial" in states, "cheap" in states, bool(asked)
-        self.all_skipped = all(state in ("skipped", "cheap") for state in states)
+            if member.state == "observes":
+                member.state, member.balance_s = "trial", 0.0
+            elif member.state == "skipped" and member.balance_s >= 0.0:
+                member.state = "observes"
+        self._settle()
+
+    def _settle(self) -> None:
+        """Which members are asked, from now on."""
+        states = {name: member.state for name, member in self.members.items()}
+        asked = [name for name, state in states.items() if state in ASKED]
+        for name, state in states.items():
+            self.accounts[name].is_used = state in (*ASKED, "cheap")
+        self.has_trial, self.has_cheap = "trial" in states.values(), "cheap" in states.values()
+        self.asks_batch = bool(asked)
+        self.all_skipped = all(state in ("skipped", "cheap") for state in states.values())
         alone = len(asked) == 1 and not self.has_trial and self.members[asked[0]].can_stop
         self.pays_alone = asked[0] if alone else None
 
@@ -226,6 +226,7 @@ class MemberChoice(Usefulness):
             member.balance_s += num_tokens[name] * worth_s - MARGIN * (cost_s + rows_s)
             self._learn_levels(name, weight, cost_s, row_s / worth_s, worth_s * num_requests)
             self._decide(member, STAKE * token_s)
+        self._settle()
 
     @staticmethod
     def _decide(member: Member, stake_s: float) -> None:

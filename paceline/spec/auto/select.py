@@ -32,11 +32,11 @@ class Selection:
         return (self.pass_s - self.plain_s) / max(1, self.num_nodes)
 
 
-def path_chances(tree: DraftTree, trust: float = 1.0) -> list[float]:
-    """The chance that each node is accepted with all its ancestors, times `trust`."""
+def path_chances(tree: DraftTree) -> list[float]:
+    """The chance that each node is accepted with all its ancestors."""
     chances: list[float] = []
     for parent, confidence in zip(tree.parents, tree.confidence or (), strict=False):
-        chances.append(trust * confidence if parent < 0 else confidence * chances[parent])
+        chances.append(confidence if parent < 0 else confidence * chances[parent])
     return chances
 
 
