@@ -159,8 +159,9 @@ class AutoProposer(Proposer):
         if takes_skipped and due:  # so late again that it takes the share of the time that it may take
             skipped_s = self._draft_s * sum([record.is_skipped for record in records])
             self._ask_skipped_at = now + 1 + int(skipped_s / (ALLOWANCE * self._step_s or 1.0))
-        can_skip = choice.all_skipped and all(record.is_skipped for record in records)
-        self._planned_skips, self._num_skipped = max(0, self._ask_skipped_at - now - 1) if can_skip else 0, 0
+        can_skip = choice.all_skipped and (not choice.has_cheap or all(record.is_skipped for record in records))
+        until = self._ask_skipped_at if choice.has_cheap else now + EVALUATE_EVERY
+        self._planned_skips, self._num_skipped = max(0, until - now - 1) if can_skip else 0, 0
         self._handed_over_s = self.clock()
         self._own_s += self._handed_over_s - begin_s - drafting_s
         self._charge(self._handed_over_s - begin_s)
@@ -205,8 +206,8 @@ class AutoProposer(Proposer):
     def _charge(self, propose_s: float) -> None:
         """What drafting took in this step, with the time beside the drafters': to learn, to join, to decide."""
         choice = self.choice
-        cheap_s, beside_s = choice.take_time(self._host_s + propose_s)
-        self._host_s = 0.0
+        cheap_s, beside_s = choice.cheap_s, self._host_s + propose_s - choice.cheap_s - choice.batch_s
+        self._host_s = choice.cheap_s = choice.batch_s = 0.0
         if self._num_cheap_asked:
             sample_s = (cheap_s + (0.0 if choice.asks_batch else beside_s)) / self._num_cheap_asked
             # What past outputs take to be indexed, all at once, is not what one draft takes.

@@ -1,19 +1,16 @@
 """Which members `auto` asks: one account for each, in seconds.
 
 A member that is asked brings what its accepted tokens would have cost without it, and takes its own time and that of
-its nodes' rows, all as measured. The difference goes to its account, together with `ALLOWANCE` of all
-time, which may be lost in finding out:
+its nodes' rows, all as measured. The difference goes to its account, together with `ALLOWANCE` of all time:
 
-    trial    it is asked, for all requests, until the account is full (then it pays) or `STAKE` tokens' time is lost
-    pays     it is asked as long as there is something in the account, which holds the time of `STAKE` tokens at most
-    skipped  until the allowance has made good what it lost. Then it observes some steps, so that it has something to
-             draft from, and is on trial again
-
-A skipped member costs nothing: it observes no step, and what it alone needs is not computed.
-
-A member for which nothing is kept and that takes less time for a request than a row of the pass does is `cheap`: it is
-asked request by request, as the controller decides, and what it drafts counts for it alone. One that becomes slow is on
-trial again, and pays for the step that showed it.
+    trial     it is asked, for all requests, until the account is full (then it pays) or `STAKE` tokens' time is lost
+    pays      it is asked as long as there is something in the account, which holds the time of `STAKE` tokens at most
+    skipped   until the allowance has made good what it lost. It costs nothing: it is told of no step, and what it alone
+              needs is not computed
+    observes  for some steps before its next trial, so that it has something to draft from
+    cheap     nothing is kept for it, and it takes less time for a request than a row of the pass does: it is asked
+              request by request, as the controller decides. One that becomes slow is on trial again, and pays for the
+              step that showed it
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -31,7 +28,7 @@ RATE = 0.1  # weight of the newest value in running averages
 STAKE = 6.0  # tokens whose time a trial may lose, or gain
 NEXT_CHANCE = 0.7  # that the token after a likely path is drafted right
 NO_BUDGET = Budget(0, 0)
-ASKED = ("trial", "pays")  # states
+ASKED = ("trial", "pays")  # states, of members that are asked for all requests
 DECISIONS = {"skipped": "off", "observes": "off, trial soon", "trial": "on trial", "pays": "on"}  # and in words
 
 
@@ -39,12 +36,12 @@ DECISIONS = {"skipped": "off", "observes": "off, trial soon", "trial": "on trial
 class Member:
     needs: Needs
     can_stop: bool  # where a path is no longer likely. One that samples its drafts must not: it would bias them
-    state: str = "trial"  # "trial", "pays", "skipped", "observes" or "cheap"
+    state: str = "trial"
     balance_s: float = 0.0  # of its account
     price_s: float = 0.0  # of a step in which it is asked, for each request
     level_s: float = 0.0  # of a level of drafting, for all requests
     levels: int = 1  # that it drafts, where it is a model and runs once for each
-    next_chance: float = 0.0  # that a token of such a model is right if the one before is
+    next_chance: float = 0.0  # that its token is right if the one before is
     num_judged: int = 0  # steps
     spent_s: float = 0.0  # since the last step was judged
     judged: Inequality = field(default_factory=Inequality)  # both sides of the profit, for people to read
@@ -55,7 +52,6 @@ class Member:
 
     @property
     def reason(self) -> Reason:
-        """What decided about it."""
         return self.judged.reason(DECISIONS[self.state], None if self.state == "trial" else self.state == "pays")
 
 
@@ -70,7 +66,7 @@ class MemberChoice(Usefulness):
         self.has_trial = self.has_cheap = self.all_skipped = False  # the last: but for cheap ones
         self.asks_batch = False  # is a member asked for all requests?
         self.pays_alone: str | None = None  # the only one, if it pays and can be given thresholds
-        self._cheap_s = self._batch_s = 0.0  # host time spent in this step on the cheap members, and on the others
+        self.cheap_s = self.batch_s = 0.0  # host time of this step that cheap members took, and others
         self.skips_cheap = False  # are the cheap members asked for no request now?
         self.not_due: Set[int] = frozenset()  # positions of requests for which the cheap members are not asked now
         self._cheap_tokens = 0.0  # that the cheap members bring, per request and step
@@ -81,25 +77,17 @@ class MemberChoice(Usefulness):
     def needs(self) -> Needs:
         """Of all members but the skipped ones."""
         told = tuple([name for name, member in self.members.items() if member.state != "skipped"])
-        needs = self._needs.get(told)
-        if needs is None:
-            needs = self._needs[told] = union([self.members[name].needs for name in told])
-        return needs
+        if told not in self._needs:
+            self._needs[told] = union([self.members[name].needs for name in told])
+        return self._needs[told]
 
     def spend(self, member: str, seconds: float) -> None:
         super().spend(member, seconds)
-        one = self.members[member]
-        one.spent_s += seconds
-        if one.state == "cheap":
-            self._cheap_s += seconds
+        self.members[member].spent_s += seconds
+        if self.members[member].state == "cheap":
+            self.cheap_s += seconds
         else:
-            self._batch_s += seconds
-
-    def take_time(self, host_s: float) -> tuple[float, float]:
-        """Of a step's host time: what the cheap members took since it was last asked, and what was not any member's."""
-        cheap_s, beside_s = self._cheap_s, host_s - self._cheap_s - self._batch_s
-        self._cheap_s = self._batch_s = 0.0
-        return cheap_s, max(0.0, beside_s)
+            self.batch_s += seconds
 
     def charge(self, seconds: float) -> None:
         """Time spent for the members that are asked for all requests, though not by them."""
@@ -111,8 +99,7 @@ class MemberChoice(Usefulness):
         """`bar`: the chance from which on a node is worth its row. A path goes on only where what probably follows is
         worth another level of drafting too; `token_s`: what as many tokens as there are requests cost."""
         level_s = max([member.level_s for member in self.members.values() if member.state in ASKED], default=0.0)
-        level = level_s / token_s
-        self.min_probs = min(NEXT_CHANCE, bar), min(NEXT_CHANCE, (bar + level) / NEXT_CHANCE)
+        self.min_probs = min(NEXT_CHANCE, bar), min(NEXT_CHANCE, (bar + level_s / token_s) / NEXT_CHANCE)
 
     def only_cheap(self, tree: DraftTree, nodes: Sequence[int]) -> list[int]:
         """Those of the nodes that none but cheap members drafted: the others would be there without them."""
@@ -120,20 +107,18 @@ class MemberChoice(Usefulness):
         return [node for node in nodes if tree.members is not None and cheap.issuperset(tree.members[node])]
 
     def report(self, cheap: Reason) -> dict[str, Any]:
-        """Member -> asked now or not, why, and its figures; for statistics and the server's page. `cheap`: what decides
-        about the cheap ones, which are judged together, request by request."""
-        figures: dict[str, Any] = {}
-        for name, account in self.accounts.items():
-            member = self.members[name]
-            figures[name] = {
+        """Member -> asked now or not, why, and its figures. `cheap`: what decides about those, together."""
+        return {
+            name: {
                 "asked": account.is_used,
                 "state": member.state,
                 "num_asked": account.num_asked,
                 "seconds": account.total_s,
                 "balance_s": member.balance_s,
+                **(cheap if member.state == "cheap" else member.reason).figures(name),
             }
-            figures[name] |= (cheap if member.state == "cheap" else member.reason).figures(name)
-        return figures
+            for (name, account), member in zip(self.accounts.items(), self.members.values(), strict=True)
+        }
 
     def begin_step(self, elapsed_s: float) -> None:
         """Before an evaluated step. `elapsed_s`: since the one before."""
@@ -167,11 +152,8 @@ class MemberChoice(Usefulness):
         return budgets
 
     def worth_asking(self) -> list[str]:
-        self._asked = [
-            name
-            for name, member in self.members.items()
-            if member.state in ASKED or (member.state == "cheap" and not self.skips_cheap)
-        ]
+        states = ASKED if self.skips_cheap else (*ASKED, "cheap")
+        self._asked = [name for name, member in self.members.items() if member.state in states]
         for name in self._asked:
             self.accounts[name].num_asked += 1
         return self._asked
@@ -194,10 +176,7 @@ class MemberChoice(Usefulness):
             deepest = {name: node for node, names in enumerate(tree.members or ()) for name in names}
             for name, node in deepest.items():
                 found.setdefault(name, []).append((len(tree.ancestors(node)), chance[node]))
-        self._drafted = {
-            name: (max(depth for depth, _ in of), sum(chance for _, chance in of) / len(of))
-            for name, of in found.items()
-        }
+        self._drafted = {name: (max(of)[0], sum([chance for _, chance in of]) / len(of)) for name, of in found.items()}
 
     def judge(self, passes: Sequence[RequestPass], token_s: float, row_s: float, num_cheap_asked: int) -> None:
         """`token_s`: what a token costs plainly; `row_s`: what one more row costs."""
@@ -205,7 +184,7 @@ class MemberChoice(Usefulness):
         num_requests = max(1, len(passes))
         num_cheap = sum([num_tokens[name] for name, member in self.members.items() if member.state == "cheap"])
         self._cheap_tokens += RATE * (num_cheap / num_requests - self._cheap_tokens)
-        worth_s = token_s / (1.0 + self._cheap_tokens)  # what a token costs without the others
+        worth_s = token_s / (1.0 + self._cheap_tokens)  # what a token costs with the cheap members alone
         for name, member in self.members.items():
             cost_s, member.spent_s = member.spent_s, 0.0
             if name not in self._asked:
@@ -214,18 +193,15 @@ class MemberChoice(Usefulness):
             is_cheap = member.state == "cheap"
             member.num_judged += 1
             weight = max(RATE, 1.0 / member.num_judged)
-            num_asked = max(1, num_cheap_asked) if is_cheap else num_requests
-            member.price_s += weight * (cost_s / num_asked - member.price_s)
+            member.price_s += weight * (cost_s / max(1, num_cheap_asked if is_cheap else num_requests) - member.price_s)
             if not member.is_kept_for and is_cheap != (member.price_s < row_s):
                 member.state, member.balance_s = ("trial", -cost_s) if is_cheap else ("cheap", 0.0)
-                continue
-            if is_cheap:
-                continue
-            rows_s = num_rows[name] * row_s
-            member.judged.learn(RATE, num_tokens[name], cost_s + rows_s, worth_s)
-            member.balance_s += num_tokens[name] * worth_s - MARGIN * (cost_s + rows_s)
-            self._learn_levels(name, weight, cost_s, row_s / worth_s, worth_s * num_requests)
-            self._decide(member, STAKE * token_s)
+            elif not is_cheap:
+                price_s = cost_s + num_rows[name] * row_s
+                member.judged.learn(RATE, num_tokens[name], price_s, worth_s)
+                member.balance_s += num_tokens[name] * worth_s - MARGIN * price_s
+                self._learn_levels(name, weight, cost_s, row_s / worth_s, worth_s * num_requests)
+                self._decide(member, STAKE * token_s)
         self._settle()
 
     @staticmethod
@@ -244,10 +220,9 @@ class MemberChoice(Usefulness):
         member = self.members[name]
         member.level_s += weight * (cost_s / depth - member.level_s)
         member.next_chance += weight * (chance ** (1.0 / depth) - member.next_chance)
-        price, path, levels = row + member.level_s / tokens_s, member.next_chance, 1
-        while levels < member.needs.lookahead_slots and path * member.next_chance > price:
-            path, levels = path * member.next_chance, levels + 1
-        member.levels = levels
+        price, path, member.levels = row + member.level_s / tokens_s, member.next_chance**2, 1
+        while member.levels < member.needs.lookahead_slots and path > price:
+            path, member.levels = path * member.next_chance, member.levels + 1
 
     def skip_evaluation(self) -> None:
         """A step that is not evaluated, or that read prompts and says nothing about drafts."""
@@ -262,10 +237,7 @@ class MemberChoice(Usefulness):
         num_rows, num_tokens = dict.fromkeys(self.members, 0), dict.fromkeys(self.members, 0)
         place = {name: (m.state != "cheap", -m.balance_s) for name, m in self.members.items()}
         for verified in passes:
-            members = verified.draft.members
-            if members is None:
-                continue
-            owners = [names[0] if len(names) == 1 else min(names, key=place.__getitem__) for names in members]
+            owners = [min(names, key=place.__getitem__) for names in verified.draft.members or ()]
             for owner in owners:
                 num_rows[owner] += 1
             for node in verified.accepted[: len(verified.new_token_ids)]:
