@@ -134,7 +134,8 @@ class AutoProposer(Proposer):
         self._totals["steps"] += self._num_skipped
         self._reasons["skipped"] += self._num_skipped
         now = self._totals["steps"]
-        self._evaluates = choice.has_trial or now % EVALUATE_EVERY == 0 or len(requests) > self._num_requests
+        is_due = now - self._evaluated_step >= EVALUATE_EVERY
+        self._evaluates = is_due or choice.has_trial or len(requests) > self._num_requests
         if self._evaluates:
             num_running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
             self._num_requests = max(num_running, len(requests))
@@ -191,10 +192,12 @@ class AutoProposer(Proposer):
         if self._handed_over_s is None:
             return
         elapsed_s, self._handed_over_s = now_s - self._handed_over_s, None
-        verified = [one for one in step.passes if one.logits_row >= 0] if self._evaluates else []
-        if not verified or elapsed_s <= 0.0 or any(one.num_committed > 1 for one in step.passes):
-            self.choice.skip_evaluation()
-            return  # prompt rows have a cost of their own
+        verified = [one for one in step.passes if one.logits_row >= 0]
+        if not verified or elapsed_s <= 0.0 or any([one.num_committed > 1 for one in step.passes]):
+            self.choice.skip_evaluation()  # prompt rows have a cost of their own
+            return
+        if not self._evaluates:
+            return
         own = [one for one in verified if one.request.request_id in self._records]  # others chose for themselves
         num_rows, count = sum([len(one.rows) for one in step.passes]), len(verified)
         self._step_s += (RATE if self._step_s else 1.0) * (elapsed_s - self._step_s)

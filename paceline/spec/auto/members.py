@@ -44,6 +44,7 @@ class Member:
     next_chance: float = 0.0  # that its token is right if the one before is
     num_judged: int = 0  # steps
     spent_s: float = 0.0  # since the last step was judged
+    asked_before: int = 0  # times, when it was
     judged: Inequality = field(default_factory=Inequality)  # both sides of the profit, for people to read
 
     @property
@@ -186,16 +187,17 @@ class MemberChoice(Usefulness):
         self._cheap_tokens += RATE * (num_cheap / num_requests - self._cheap_tokens)
         worth_s = token_s / (1.0 + self._cheap_tokens)  # what a token costs with the cheap members alone
         for name, member in self.members.items():
-            cost_s, member.spent_s = member.spent_s, 0.0
+            spent_s, num_steps = self._take_time(name)
             if name not in self._asked:
-                member.balance_s -= cost_s
+                member.balance_s -= spent_s
                 continue
+            cost_s = spent_s / num_steps
             is_cheap = member.state == "cheap"
             member.num_judged += 1
-            weight = max(RATE, 1.0 / member.num_judged)
+            weight = max(min(1.0, RATE * num_steps), 1.0 / member.num_judged)
             member.price_s += weight * (cost_s / max(1, num_cheap_asked if is_cheap else num_requests) - member.price_s)
             if not member.is_kept_for and is_cheap != (member.price_s < row_s):
-                member.state, member.balance_s = ("trial", -cost_s) if is_cheap else ("cheap", 0.0)
+                member.state, member.balance_s = ("trial", -spent_s) if is_cheap else ("cheap", 0.0)
             elif not is_cheap:
                 price_s = cost_s + num_rows[name] * row_s
                 member.judged.learn(RATE, num_tokens[name], price_s, worth_s)
@@ -225,11 +227,18 @@ class MemberChoice(Usefulness):
             path, member.levels = path * member.next_chance, member.levels + 1
 
     def skip_evaluation(self) -> None:
-        """A step that is not evaluated, or that read prompts and says nothing about drafts."""
-        for member in self.members.values():
+        """A step that read prompts and says nothing about drafts."""
+        for name, member in self.members.items():
+            spent_s, _ = self._take_time(name)
             if member.state in ("trial", "observes"):
-                member.balance_s -= member.spent_s
-            member.spent_s = 0.0
+                member.balance_s -= spent_s
+
+    def _take_time(self, name: str) -> tuple[float, int]:
+        """What it took since this was last asked, and in how many steps it was asked, one at least."""
+        member, num_asked = self.members[name], self.accounts[name].num_asked
+        spent_s, num_steps = member.spent_s, max(1, num_asked - member.asked_before)
+        member.spent_s, member.asked_before = 0.0, num_asked
+        return spent_s, num_steps
 
     def _count(self, passes: Sequence[RequestPass]) -> tuple[dict[str, int], dict[str, int]]:
         """Member -> its nodes that were verified, and those of them whose tokens joined the output. A node that several
