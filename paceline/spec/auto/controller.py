@@ -159,7 +159,7 @@ class AutoProposer(Proposer):
             self._reasons["skipped"] += 1
         if takes_skipped and due:  # so late again that it takes the share of the time that it may take
             skipped_s = self._draft_s * sum([record.is_skipped for record in records])
-            self._ask_skipped_at = now + 1 + int(skipped_s / (ALLOWANCE * self._step_s or 1.0))
+            self._ask_skipped_at = now + max(EVALUATE_EVERY, int(skipped_s / (ALLOWANCE * self._step_s or 1.0)))
         can_skip = choice.all_skipped and (not choice.has_cheap or all(record.is_skipped for record in records))
         until = self._ask_skipped_at if choice.has_cheap else now + EVALUATE_EVERY
         self._planned_skips, self._num_skipped = max(0, until - now - 1) if can_skip else 0, 0
@@ -193,7 +193,7 @@ class AutoProposer(Proposer):
             return
         elapsed_s, self._handed_over_s = now_s - self._handed_over_s, None
         verified = [one for one in step.passes if one.logits_row >= 0]
-        if not verified or elapsed_s <= 0.0 or any([one.num_committed > 1 for one in step.passes]):
+        if not verified or elapsed_s <= 0.0 or any(one.num_committed > 1 for one in step.passes):
             self.choice.skip_evaluation()  # prompt rows have a cost of their own
             return
         if not self._evaluates:

@@ -37,11 +37,7 @@ def default_drafters(services: EngineParts, largest: Budget) -> MergeProposer:
 def available_members(services: EngineParts, largest: Budget) -> list[SpeculativeConfig]:
     """Configurations of the members for this target, none of them larger than `largest`."""
     members = [_member(method, largest) for method in TRAINING_FREE]
-    if services.decoder is None:
-        return members
-    try:
-        find_shipped("eagle3", services.decoder.config)
-    except ModelLoadError:
+    if not _has_shipped("eagle3", services):
         return members
     own = SpeculativeConfig.parse({"method": "eagle3"})  # at its default size: a chain as long as it stays likely
     assert own is not None
@@ -55,3 +51,13 @@ def _member(method: str, size: Budget, draft_min_prob: float | None = None) -> S
     config = SpeculativeConfig.parse(given if draft_min_prob is None else given | {"draft_min_prob": draft_min_prob})
     assert config is not None
     return config
+
+
+def _has_shipped(kind: str, services: EngineParts) -> bool:
+    if services.decoder is None:
+        return False
+    try:
+        find_shipped(kind, services.decoder.config)
+    except ModelLoadError:
+        return False
+    return True

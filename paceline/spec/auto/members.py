@@ -3,7 +3,8 @@
 A member that is asked brings what its accepted tokens would have cost without it, and takes its own time and that of
 its nodes' rows, all as measured. The difference goes to its account, together with `ALLOWANCE` of all time:
 
-    trial     it is asked, for all requests, until the account is full (then it pays) or `STAKE` tokens' time is lost
+    trial     it is asked, for all requests, until the account is full (then it pays), or `STAKE` tokens' time is lost,
+              or 1 / `ALLOWANCE` steps are over
     pays      it is asked as long as there is something in the account, which holds the time of `STAKE` tokens at most
     skipped   until the allowance has made good what it lost. It costs nothing: it is told of no step, and what it alone
               needs is not computed
@@ -42,7 +43,7 @@ class Member:
     level_s: float = 0.0  # of a level of drafting, for all requests
     levels: int = 1  # that it drafts, where it is a model and runs once for each
     next_chance: float = 0.0  # that its token is right if the one before is
-    num_judged: int = 0  # steps
+    num_judged: int = 0  # steps, since its trial began
     spent_s: float = 0.0  # since the last step was judged
     asked_before: int = 0  # times, when it was
     judged: Inequality = field(default_factory=Inequality)  # both sides of the profit, for people to read
@@ -126,7 +127,7 @@ class MemberChoice(Usefulness):
         for member in self.members.values():
             member.balance_s += ALLOWANCE * elapsed_s
             if member.state == "observes":
-                member.state, member.balance_s = "trial", 0.0
+                member.state, member.balance_s, member.num_judged = "trial", 0.0, 0
             elif member.state == "skipped" and member.balance_s >= 0.0:
                 member.state = "observes"
         self._settle()
@@ -212,6 +213,10 @@ class MemberChoice(Usefulness):
             member.state, member.balance_s = "pays", stake_s
         elif member.balance_s < (0.0 if member.state == "pays" else -stake_s):
             member.state = "skipped"
+        elif (
+            member.state == "trial" and member.num_judged > 1.0 / ALLOWANCE
+        ):  # too little: what is kept for it costs too
+            member.state, member.balance_s = "skipped", -stake_s
 
     def _learn_levels(self, name: str, weight: float, cost_s: float, row: float, tokens_s: float) -> None:
         """A level of a model is worth it iff the chance that a path of so many tokens is accepted is above what the
