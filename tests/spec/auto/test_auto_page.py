@@ -10,7 +10,7 @@ PAGE = (ROOT / "docs" / "auto.md").read_text(encoding="utf-8")
 NOT_CHOICES = {
     *("NO_BUDGET", "ASKED", "DECISIONS", "CANNOT_BUILD"),
 }
-MOST_LINES, MOST_CONSTANTS = 850, 12
+MOST_LINES, MOST_CONSTANTS = 875, 12
 
 
 def constants() -> set[str]:
@@ -31,7 +31,9 @@ def test_the_page_has_every_constant_and_no_other() -> None:
 
 
 def test_the_page_names_every_file_of_the_controller() -> None:
-    parts = set(re.findall(r"^\| `(\S+\.py)`", PAGE.partition("## The parts")[2].partition("**Cheap")[0], re.MULTILINE))
+    parts = set(
+        re.findall(r"^\| `(\S+\.py)`", PAGE.partition("## The parts")[2].partition("**An account")[0], re.MULTILINE)
+    )
     assert {f"spec/auto/{file.name}" for file in FOLDER.glob("*.py") if file.name != "__init__.py"} <= parts
     assert all((ROOT / "paceline" / part).is_file() for part in parts)
 
