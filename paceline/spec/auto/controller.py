@@ -1,13 +1,12 @@
 """`auto`: drafts where drafting pays, as measured live, and nowhere else.
 
 Each step it
-1. learns what the last pass cost (lab/live_pass_cost.py) and whether each request's drafts were right,
-2. asks the drafters, for the requests where asking has been worth the drafters' own time,
+1. learns what the last pass cost (lab/live_pass_cost.py) and what each drafter's nodes brought (members.py),
+2. asks the drafters that pay; the cheap ones only for the requests where that has been worth their time,
 3. keeps the nodes that raise the whole batch's expected tokens per second (select.py); often that is none.
 
-A request whose drafts do not pay is skipped: drafters are asked for it only when its text begins to repeat itself, and
-every 1, 2, 4, ... steps. Asking for skipped requests may take a small share of the elapsed time (`ALLOWANCE`). As soon
-as a draft would pay, drafters are asked for it in every step again.
+A request for which the cheap drafters do not pay is skipped: they are asked for it only as often as `ALLOWANCE` of the
+time allows. As soon as a draft would pay, they are asked for it in every step again.
 
 Pruning is exact: with sample-match verification the output does not depend on which nodes were offered.
 
@@ -18,20 +17,18 @@ Pruning is exact: with sample-match verification the output does not depend on w
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.block_rows import BlockRows
 from paceline.core.request import Request, RequestStatus
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
-from paceline.lab.expected import reach_probabilities
 from paceline.lab.live_pass_cost import PassCostModel
 from paceline.spec.auto.cost import calibrate
-from paceline.spec.auto.members import TRIAL_REQUESTS, MemberChoice
+from paceline.spec.auto.members import ALLOWANCE, MARGIN, RATE, MemberChoice
 from paceline.spec.auto.reasons import Inequality, Reason
-from paceline.spec.auto.repeat_watch import RepeatWatch
-from paceline.spec.auto.select import Selection, above_bar, path_chances, select, shifted, whole
+from paceline.spec.auto.select import Selection, above_bar, path_chances, select, whole
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.merge.credit import Row
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
@@ -39,51 +36,18 @@ from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 if TYPE_CHECKING:
     from paceline.spec.config.speculative_config import SpeculativeConfig
 
-MARGIN, ASK_MARGIN = 1.1, 1.5  # drafts must be expected to save so many times their rows, and the time to find them
-ALLOWANCE = 0.004  # share of the elapsed time for asking for skipped requests and for trying drafts expected to lose
-MAX_ALLOWANCE_S = 0.25  # the most that is saved up of it
-# Steps between two drafts for a skipped request. Powers of two, so that skipped requests are asked for in the same
-# steps: the first nodes of a pass may be too expensive where many together are not.
-FIRST_INTERVAL, LONGEST_INTERVAL = 8, 64  # the first: for a new request, where drafts have not paid lately
-REPEAT_INTERVAL = 8  # for a request whose text repeats itself
-BIAS_RATE, SHARED_BIAS_RATE, MAX_BIAS = 0.4, 0.08, 4.0
-# Weights of the newest value in running averages:
-VALUE_RATE = 0.15  # of what a request's drafts save
-DRAFT_RATE = 0.3  # of what asking costs
-IDLE_RATE = 0.2  # of what a step costs in which no drafter is asked
-TYPICAL_RATE = 0.05  # of what drafts save over all requests: what is assumed of a new one
 MAX_VALUE = 8.0  # cap on a request's value, in costs of asking: after a few useless drafts any request is skipped
-# Steps between two passes with drafts that are expected to lose, to check the cost curve; and their least chance.
-TRY_EVERY, TRIED_CHANCE = 32, 0.6
-TRUST_MEMORY, TRUST_PRIOR = 0.92, 5.0  # decay per evaluated step; and accepted tokens that a trust of 1 counts for
-MOST_TRUST, CHEAP_PRIOR = 1.25, 1.0  # the latter as TRUST_PRIOR, for what cheap members draft beside expensive ones
-LEAST_ROOM, FIRST_ROOM = 8, 16  # nodes asked for
-SURE_AFTER, EVALUATE_EVERY = 32, 4  # at first this many passes are all evaluated; then one in every so many steps
-COST_EVERY, MANY = 16, 4  # steps between two passes whose cost is learned, then; with MANY requests: each evaluated one
-NO_REQUESTS: frozenset[int] = frozenset()
-PEAK_MEMORY = 0.9  # decay per step, of the largest number of requests seen
-BEST_CASE_EVERY = 64  # steps after which the best case of each batch size is computed again
-# Probability that a node is accepted, at best: of an expensive drafter, and of a cheap one that copies. Where even that
-# would not pay, no drafter is asked.
-GOOD_CHANCE, COPIED_CHANCE, GOOD_DEPTH = 0.75, 0.95, 6
-OPTIMISM = 0.85  # factor on the rows' cost in that: what is ruled out is hardly tried again, so it must lose clearly
-# The tokens that such chains of 1, 2, ... nodes bring.
-GOOD_TOKENS, COPIED_TOKENS = (
-    reach_probabilities(chance, GOOD_DEPTH).cumsum().tolist() for chance in (GOOD_CHANCE, COPIED_CHANCE)
-)
+LEAST_ROOM = 8  # nodes asked for
+EVALUATE_EVERY = 4  # steps; what was decided stands in between
 
 
 @dataclass(slots=True)
 class RequestRecord:
     """What the controller knows of one request."""
 
-    value_s: float  # time that a draft is expected to save, averaged over the last ones asked for
-    bias: float = 0.0  # this request's drafts are right more (or less) often than the drafters say: shift in log odds
-    tree: DraftTree = EMPTY_TREE  # what the drafters proposed last, before pruning
-    drafted_in: int = -1  # before which step
-    interval: int = 0  # drafters are asked for it every so many steps; 0: it is not skipped
-    watch: RepeatWatch = field(default_factory=RepeatWatch)  # while it is skipped
-    room: int = FIRST_ROOM  # nodes to ask for: follows what was kept, because drafting takes time too
+    value_s: float  # time that the cheap drafters are expected to save, averaged over the last drafts
+    is_skipped: bool = False  # they are asked for it only now and then
+    room: int = LEAST_ROOM  # nodes to ask for: follows what was kept, because drafting takes time too
 
     def follow(self, num_kept: int) -> None:
         if 4 * num_kept >= 3 * self.room:
@@ -102,9 +66,8 @@ class AutoProposer(Proposer):
         credit: Sequence[Row] = (),  # what is known of them before anything runs
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        from paceline.spec.auto.default_members import (
-            default_drafters,  # reads the methods' table, which has a row for this file
-        )
+        # Both read the methods' table, which has a row for this file.
+        from paceline.spec.auto.default_members import default_drafters
         from paceline.spec.merge.merge import MergeProposer
 
         if members is None:
@@ -112,37 +75,22 @@ class AutoProposer(Proposer):
         else:
             self.drafters = MergeProposer(services, largest, members=members, credit=credit)
         self.choice = self.drafters.usefulness = MemberChoice(self.drafters.members)
-        self._has_cheap = len(self.choice.expensive) < len(self.drafters.members)
         self._keeps_whole = any(member.keeps_whole for member in self.drafters.members.values())
         self.clock = clock
         self.cost = PassCostModel(calibrate(services))
         self._records: dict[str, RequestRecord] = {}
         self._typical_value_s = float("inf")  # of a new request: until drafts were judged, always worth asking
-        self._draft_s = 0.0  # per request asked, with what it took to learn from the answers
-        self._learn_s = 0.0  # of the last step
-        self._idle_s = 0.0  # what observing a step takes where no cheap member was asked
-        self._peak = 0.0  # most requests in a step, lately: a batch that is being refilled is not a small one
-        self._any_short = self._has_cheap  # is the interval of some request shorter than `REPEAT_INTERVAL`?
-        self._num_cheap_asked = 0  # requests whose cheap members were asked in the last step
-        # Requests in the batch -> what good drafts would save in a step, and whether good copies could pay.
-        self._best_cases: dict[int, tuple[float, bool]] = {}
-        self._allowance_s = self._uncounted_s = 0.0  # the latter: elapsed time whose share is not added yet
+        self._draft_s = 0.0  # of the cheap members, per request asked, with what it took to learn from the answers
+        self._ask_skipped_at = 0  # step: the cheap members are asked for all skipped requests
+        self._num_cheap_asked = 0  # requests for which they were asked in the last step
+        self._step_s = 0.0  # elapsed, on average
         self._handed_over_s: float | None = None  # when the last step's drafts were handed over
-        self._sum_expected, self._sum_accepted = 0.0, 0.0  # accepted tokens, with decay
-        self._trust = 1.0  # accepted over expected, lately
-        # The same of what cheap members drafted beside expensive ones; the last: expected of the pass under way.
-        self._cheap_expected = self._cheap_found = self._cheap_expected_next = 0.0
-        self._shared_bias = 0.0  # as a request's, for all of them
-        self._planned_skips = 0  # steps in which it need not be called: no request is due before
-        self._num_skipped = 0  # of them, so far
-        self._elapsed_s = 0.0  # of the last pass that it observed
-        self._is_sure = False  # are the costs known, and no member on trial? Then not every pass is evaluated
+        self._planned_skips = self._num_skipped = 0  # steps in which it need not be called; and so far
         self._evaluates = True  # is the pass under way evaluated?
-        self._evaluated_step = -1  # the last step that was evaluated
-        self._may_pay = True  # could cheap members' drafts pay, in the best case?
-        self._expected = 0.0  # accepted tokens expected of the pass under way
-        self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0, "tried_at_a_loss": 0}
-        self._own_s = self._step_own_s = 0.0  # in all steps, and in the last one
+        self._evaluated_step = -1  # the last one that was
+        self._totals = {"steps": 0, "asked": 0, "drafted_nodes": 0, "offered_nodes": 0}
+        self._own_s = 0.0  # in all steps, without the drafters
+        self._host_s = 0.0  # of the last pass' observation, with them
         self._last: Selection | None = None
         self._cheap_judged = Inequality()  # per request and step in which the cheap members are asked for it
         self._num_requests = 0  # in the batch, when it was last evaluated
@@ -173,83 +121,64 @@ class AutoProposer(Proposer):
 
     def observe(self, step: StepContext) -> None:
         begin_s = self.clock()
-        self._learn_cost(step, begin_s)
-        if self._evaluates:
-            now = self._totals["steps"]
-            for verified in step.passes:
-                record = self._records.get(verified.request.request_id)
-                if record is not None and record.drafted_in == now:
-                    self._learn_bias(record, verified.new_token_ids)
+        self._learn(step, begin_s)
         for request in step.gone:
             self._records.pop(request.request_id, None)
-        end_s, expensive_before_s = self.clock(), self.choice.expensive_s
-        self._own_s += end_s - begin_s
+        self._own_s += self.clock() - begin_s
         self.drafters.observe(step)
-        if self._num_cheap_asked or self._evaluates:
-            learn_s = self.clock() - begin_s - (self.choice.expensive_s - expensive_before_s)
-            if not self._num_cheap_asked:
-                self._idle_s += IDLE_RATE * (learn_s - self._idle_s)
-            self._learn_s = max(0.0, learn_s - self._idle_s)
+        self._host_s = self.clock() - begin_s
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
         begin_s = self.clock()
-        requests = step.requests
-        if self._num_skipped:
-            self._totals["steps"] += self._num_skipped
-            self._reasons["skipped"] += self._num_skipped
-            self._uncounted_s += self._num_skipped * self._elapsed_s
+        choice, requests = self.choice, step.requests
+        self._totals["steps"] += self._num_skipped
+        self._reasons["skipped"] += self._num_skipped
         now = self._totals["steps"]
-        self._is_sure = self.choice.is_settled and self.cost.num_observed >= SURE_AFTER
-        self._evaluates = not self._is_sure or now % EVALUATE_EVERY == 0 or len(requests) > self._num_requests
+        is_due = now - self._evaluated_step >= EVALUATE_EVERY
+        self._evaluates = is_due or choice.has_trial or len(requests) > self._num_requests
         if self._evaluates:
             num_running = sum([verified.request.status is RequestStatus.RUNNING for verified in step.passes])
             self._num_requests = max(num_running, len(requests))
-            self._prepare(now - self._evaluated_step)
+            choice.begin_step((now - self._evaluated_step) * self._step_s)
             self._evaluated_step = now
-        is_due = self._has_cheap and (self._may_pay or now % LONGEST_INTERVAL == 0)
-        due = self._requests_to_ask(requests) if is_due else []
-        asked = due
-        if self.choice.pays:
-            asked = list(range(len(requests)))
-        elif self.choice.has_trial:  # a trial takes the first requests, skipped or not
-            asked = sorted({*range(min(TRIAL_REQUESTS, len(requests))), *due})
-        self.choice.not_due = NO_REQUESTS if asked == due else {i for i, at in enumerate(asked) if at not in due}
-        self._num_cheap_asked = len(due)
-        self.choice.skips_cheap = not due
-        alone = None if due or self._evaluates else self.choice.pays_alone
-        if alone is not None:
-            trees, draft_s = self._pass_on(alone, step, budgets)
+        records = [self._records.get(request.request_id) or self._record(request) for request in requests]
+        takes_skipped = now >= self._ask_skipped_at
+        due = []
+        if choice.has_cheap:
+            due = [i for i, record in enumerate(records) if takes_skipped or not record.is_skipped]
+        asked = list(range(len(requests))) if choice.asks_batch else due
+        choice.skips_cheap, choice.not_due = not due, set(asked).difference(due)
+        self._num_cheap_asked, drafting_s = len(due), 0.0
+        trees = [EMPTY_TREE] * len(requests)
+        if asked:
+            drafted, drafting_s = self._ask(step, budgets, records, asked)
+            for i, tree in zip(asked, drafted, strict=True):
+                trees[i] = tree
         else:
-            drafted, draft_s = self._ask(step, budgets, asked)
-            trees = self._choose(requests, asked, drafted, draft_s)
-        can_skip = self._is_sure and self.choice.all_skipped and not (self._may_pay and self._any_short)
-        self._planned_skips, self._num_skipped = REPEAT_INTERVAL - 1 - now % REPEAT_INTERVAL if can_skip else 0, 0
+            choice.ask_none()
+            self._reasons["skipped"] += 1
+        if takes_skipped and due:  # so late again that it takes the share of the time that it may take
+            skipped_s = self._draft_s * sum([record.is_skipped for record in records])
+            self._ask_skipped_at = now + max(EVALUATE_EVERY, int(skipped_s / (ALLOWANCE * self._step_s or 1.0)))
+        can_skip = choice.all_skipped and (not choice.has_cheap or all(record.is_skipped for record in records))
+        until = self._ask_skipped_at if choice.has_cheap else now + EVALUATE_EVERY
+        self._planned_skips, self._num_skipped = max(0, until - now - 1) if can_skip else 0, 0
         self._handed_over_s = self.clock()
-        self._step_own_s = self._handed_over_s - begin_s - draft_s
-        self._own_s += self._step_own_s
+        self._own_s += self._handed_over_s - begin_s - drafting_s
+        self._charge(self._handed_over_s - begin_s)
         self._totals["steps"] += 1
         return trees
-
-    def _prepare(self, num_steps: int) -> None:
-        """Which drafters could pay from now on, and what may be spent on finding out."""
-        self._allowance_s = min(MAX_ALLOWANCE_S, self._allowance_s + ALLOWANCE * self._uncounted_s)
-        self._uncounted_s = 0.0
-        self._peak = max(float(self._num_requests), PEAK_MEMORY**num_steps * self._peak)
-        best_saving_s, self._may_pay = self._best_case(int(self._peak))
-        self.choice.begin_step(int(self._peak), best_saving_s, num_steps, self.cost.at(1, 1))
 
     def report(self) -> dict[str, Any]:
         """What it knows and what it decided last, for statistics and the server's page."""
         records = list(self._records.values())  # a snapshot: the engine's thread may be changing it
-        num_skipped = sum(record.interval > 0 for record in records)
+        num_skipped = sum(record.is_skipped for record in records)
         return {
             **self._totals,
             "own_s": self._own_s,
             "draft_s_per_request": self._draft_s,
             "requests_asked": len(records) - num_skipped,
             "requests_skipped": num_skipped,
-            "trust": self._trust,
-            "shared_bias": self._shared_bias,
             "pass_cost_s": self.cost.table(),
             "members": self.choice.report(self._cheap_reason(len(records), num_skipped)),
             "reasons": dict(self._reasons),
@@ -258,239 +187,102 @@ class AutoProposer(Proposer):
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
-    def _learn_cost(self, step: StepContext, now_s: float) -> None:
+    def _learn(self, step: StepContext, now_s: float) -> None:
+        """What the pass took and what became of its drafts."""
         if self._handed_over_s is None:
             return
-        elapsed_s = self._elapsed_s = now_s - self._handed_over_s
-        self._handed_over_s = None
-        self._uncounted_s += elapsed_s
+        elapsed_s, self._handed_over_s = now_s - self._handed_over_s, None
+        verified = [one for one in step.passes if one.logits_row >= 0]
+        if not verified or elapsed_s <= 0.0 or any(one.num_committed > 1 for one in step.passes):
+            self.choice.skip_evaluation()  # prompt rows have a cost of their own
+            return
         if not self._evaluates:
-            if not self.choice.all_skipped:
-                self.choice.skip_evaluation()
             return
-        num_decodes = num_rows = accepted = 0
-        reads_prompt = False
-        own = []
-        for verified in step.passes:
-            num_rows += len(verified.rows)
-            reads_prompt = reads_prompt or verified.num_committed > 1
-            if verified.logits_row >= 0:
-                num_decodes += 1
-                if verified.request.request_id in self._records:  # others chose a method for themselves
-                    own.append(verified)
-                    accepted += len(verified.accepted)
-        # Where no tokens are expected, steps are evaluated less often.
-        memory = TRUST_MEMORY if self._expected else TRUST_MEMORY**2
-        self._sum_expected = memory * self._sum_expected + self._expected
-        self._sum_accepted = memory * self._sum_accepted + (accepted if self._expected else 0.0)
-        self._trust = min(MOST_TRUST, (self._sum_accepted + TRUST_PRIOR) / (self._sum_expected + TRUST_PRIOR))
-        if not num_decodes or elapsed_s <= 0.0 or reads_prompt:
-            self.choice.skip()
-            return  # prompt rows have a cost of their own
-        if not self._is_sure or num_decodes >= MANY or self._evaluated_step % COST_EVERY == 0:
-            self.cost.observe(num_rows, elapsed_s, num_decodes)
-        if self.choice.asks_expensive:
-            self._cheap_expected = TRUST_MEMORY * self._cheap_expected + self._cheap_expected_next
-            self._cheap_found = TRUST_MEMORY * self._cheap_found + self.choice.num_only_cheap(own)
-            plain_s = self.cost.at(num_decodes, num_decodes)
-            row_s = (self.cost.at(num_rows, num_decodes) - plain_s) / max(1, num_rows - num_decodes)
-            ask_s = self._draft_s * self._num_cheap_asked + self._step_own_s
-            self.choice.judge(own, plain_s / num_decodes, row_s, elapsed_s, ask_s / num_decodes)
-        else:
-            self.choice.note(accepted, num_rows - num_decodes, len(own), elapsed_s)
+        own = [one for one in verified if one.request.request_id in self._records]  # others chose for themselves
+        num_rows, count = sum([len(one.rows) for one in step.passes]), len(verified)
+        self._step_s += (RATE if self._step_s else 1.0) * (elapsed_s - self._step_s)
+        self.cost.observe(num_rows, elapsed_s, count)
+        plain_s, num_more = self.cost.at(count, count), max(count, num_rows - count)
+        row_s = (self.cost.at(count + num_more, count) - plain_s) / num_more
+        self.choice.judge(own, plain_s / count, row_s, self._num_cheap_asked)
 
-    def _learn_bias(self, record: RequestRecord, new_token_ids: Sequence[int]) -> None:
-        """One step of logistic regression on the intercepts for each guess that the new tokens judged, in a tree that
-        was verified or not."""
-        token_ids, parents, confidence = record.tree.token_ids, record.tree.parents, record.tree.confidence
-        record.drafted_in, at = -1, -1
-        if confidence is None:
-            return
-        for token in new_token_ids:
-            likeliest = following = -1
-            for node in range(at + 1, len(parents)):
-                if parents[node] == at:
-                    if likeliest < 0:
-                        likeliest = node  # it stands first
-                    if token_ids[node] == token:
-                        following = node
-                        break
-            if likeliest < 0:
-                return
-            chance = shifted(confidence[likeliest], record.bias + self._shared_bias)
-            error = (following == likeliest) - chance
-            record.bias = min(MAX_BIAS, max(-MAX_BIAS, record.bias + BIAS_RATE * error))
-            self._shared_bias = min(MAX_BIAS, max(-MAX_BIAS, self._shared_bias + SHARED_BIAS_RATE * error))
-            if following < 0:
-                return
-            at = following
-
-    def _best_case(self, num_requests: int) -> tuple[float, bool]:
-        """What an expensive drafter's good drafts would save in a step of so many requests, if they cost only their
-        rows; and whether a cheap one's could pay."""
-        if self._totals["steps"] % BEST_CASE_EVERY == 0:
-            self._best_cases.clear()
-        best_case = self._best_cases.get(num_requests)
-        if best_case is None:
-            costs = [self.cost.at(num_requests * (1 + depth), num_requests) for depth in range(GOOD_DEPTH + 1)]
-            spent_s = [cost - costs[0] for cost in costs[1:]]
-            best_saving_s = max([tokens * costs[0] - spent for tokens, spent in zip(GOOD_TOKENS, spent_s, strict=True)])
-            copied_s = [tokens * costs[0] for tokens in COPIED_TOKENS]
-            may_pay = any(saved > OPTIMISM * spent for saved, spent in zip(copied_s, spent_s, strict=True))
-            best_case = self._best_cases[num_requests] = best_saving_s, may_pay
-        return best_case
+    def _charge(self, propose_s: float) -> None:
+        """What drafting took in this step, with the time beside the drafters': to learn, to join, to decide."""
+        choice = self.choice
+        cheap_s, beside_s = choice.cheap_s, self._host_s + propose_s - choice.cheap_s - choice.batch_s
+        self._host_s = choice.cheap_s = choice.batch_s = 0.0
+        if self._num_cheap_asked:
+            sample_s = (cheap_s + (0.0 if choice.asks_batch else beside_s)) / self._num_cheap_asked
+            # What past outputs take to be indexed, all at once, is not what one draft takes.
+            before_s = self._draft_s or sample_s
+            self._draft_s = before_s + RATE * (min(sample_s, 2.0 * before_s) - before_s)
+        elif choice.asks_batch:
+            is_seldom = choice.pays_alone is not None  # in other steps its trees are offered as they are
+            choice.charge(beside_s / EVALUATE_EVERY if is_seldom else beside_s)
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    def _requests_to_ask(self, requests: Sequence[Request]) -> list[int]:
-        """Indices of the requests for which drafters are asked now."""
-        asked: list[int] = []
-        step, records = self._totals["steps"], self._records
-        if step % REPEAT_INTERVAL and not self._any_short:
-            return asked
-        self._any_short = False
-        for i, request in enumerate(requests):
-            record = records.get(request.request_id) or self._record(request)
-            interval = record.interval
-            self._any_short = self._any_short or interval < REPEAT_INTERVAL
-            if interval:
-                if step % min(interval, REPEAT_INTERVAL) or self._allowance_s < self._draft_s:
-                    continue
-                if step % interval and not record.watch.repeats(request.token_ids):
-                    continue
-                self._allowance_s -= self._draft_s
-            asked.append(i)
-        return asked
-
     def _record(self, request: Request) -> RequestRecord:
-        record = self._records.get(request.request_id)
-        if record is None:
-            record = self._records[request.request_id] = RequestRecord(self._typical_value_s)
-            record.interval = 0 if self._typical_value_s > ASK_MARGIN * self._draft_s else FIRST_INTERVAL
+        is_skipped = self._typical_value_s <= MARGIN * self._draft_s
+        record = self._records[request.request_id] = RequestRecord(self._typical_value_s, is_skipped)
         return record
 
-    def _ask(self, step: StepContext, budgets: Sequence[Budget], asked: Sequence[int]) -> tuple[list[DraftTree], float]:
-        if not asked:
-            self.choice.ask_none()
-            return [], 0.0
+    def _ask(
+        self, step: StepContext, budgets: Sequence[Budget], records: Sequence[RequestRecord], asked: Sequence[int]
+    ) -> tuple[list[DraftTree], float]:
+        """The trees to offer, and what it took to draft them. In a step that is not evaluated, a member that pays and
+        drafts alone was given the thresholds at which to stop: what it drafts is offered as it is."""
         begin_s = self.clock()
-        part = step
-        if len(asked) < len(step.requests):
-            part = replace(step, requests=[step.requests[i] for i in asked])
-        given = []
-        for i in asked:
-            request, budget = step.requests[i], budgets[i]
-            record = self._records.get(request.request_id) or self._record(request)
-            given.append(Budget(min(budget.num_nodes, record.room), budget.max_depth, *self.choice.min_probs))
-        expensive_before_s = self.choice.expensive_s
-        self.drafters.learns = self._evaluates
-        trees = self.drafters.propose(part, given)
-        spent_s = self.clock() - begin_s
-        num_cheap_asked = self._num_cheap_asked
-        if num_cheap_asked:
-            # Expensive members are judged by themselves: a request is skipped when the cheap ones do not pay for it.
-            cheap_s = spent_s + self._learn_s - (self.choice.expensive_s - expensive_before_s)
-            if not self.choice.asks_expensive:
-                cheap_s += self._step_own_s  # deciding about them takes time as well
-            cheap_s /= num_cheap_asked
-            if self._draft_s:  # what past outputs take to be indexed, all at once, is not what one draft takes
-                self._draft_s += DRAFT_RATE * (min(cheap_s, 1.5 * self._draft_s) - self._draft_s)
-            else:
-                self._draft_s = cheap_s
-        else:  # only expensive members were asked: joining their trees is their cost
-            beside_s = spent_s - (self.choice.expensive_s - expensive_before_s) + self._step_own_s
-            is_seldom = self.choice.pays_alone is not None  # in other steps its trees are offered as they are
-            self.choice.charge(beside_s / EVALUATE_EVERY if is_seldom else beside_s)
+        alone = None if self._num_cheap_asked or self._evaluates else self.choice.pays_alone
+        least = self.choice.min_probs
+        if alone is not None:
+            given = [Budget(budget.num_nodes, budget.max_depth, *least) for budget in budgets]
+            offered = drafted = self.drafters.propose_alone(alone, step, given)
+            drafting_s = self.clock() - begin_s
+            self._reasons["pays" if any(tree.token_ids for tree in drafted) else "nothing_drafted"] += 1
+        else:
+            part = step
+            if len(asked) < len(step.requests):
+                part = replace(step, requests=[step.requests[i] for i in asked])
+            rooms = [min(budgets[i].num_nodes, records[i].room) for i in asked]
+            given = [Budget(room, budgets[i].max_depth, *least) for i, room in zip(asked, rooms, strict=True)]
+            self.drafters.learns = self._evaluates
+            drafted = self.drafters.propose(part, given)
+            drafting_s = self.clock() - begin_s
+            offered = self._choose([records[i] for i in asked], drafted, drafting_s)
         self._totals["asked"] += len(asked)
-        return trees, spent_s
-
-    def _pass_on(self, member: str, step: StepContext, budgets: Sequence[Budget]) -> tuple[list[DraftTree], float]:
-        """A step that is not evaluated, in which one expensive member drafts alone. Its trees are offered as they are:
-        it was given the thresholds at which to stop."""
-        begin_s = self.clock()
-        given = [Budget(budget.num_nodes, budget.max_depth, *self.choice.min_probs) for budget in budgets]
-        trees = self.drafters.propose_alone(member, step, given)
-        num_drafted = sum([len(tree.token_ids) for tree in trees])
-        self._reasons["pays" if num_drafted else "nothing_drafted"] += 1
-        totals = self._totals
-        totals["asked"] += len(trees)
-        totals["drafted_nodes"] += num_drafted
-        totals["offered_nodes"] += num_drafted
-        return trees, self.clock() - begin_s
+        self._totals["drafted_nodes"] += sum([len(tree.token_ids) for tree in drafted])
+        self._totals["offered_nodes"] += sum([len(tree.token_ids) for tree in offered])
+        return offered, drafting_s
 
     def _choose(
-        self,
-        requests: Sequence[Request],
-        asked: Sequence[int],
-        drafted: Sequence[DraftTree],
-        drafting_s: float,
+        self, records: Sequence[RequestRecord], drafted: Sequence[DraftTree], drafting_s: float
     ) -> list[DraftTree]:
-        trees = [EMPTY_TREE] * len(requests)
-        self._expected = 0.0
-        if not asked:
-            self._reasons["skipped"] += 1
-            return trees
-        records = [self._records[requests[i].request_id] for i in asked]
-        trust = self._trust
-        chances = [
-            path_chances(tree, record.bias + self._shared_bias, trust) if tree.confidence is not None else []
-            for tree, record in zip(drafted, records, strict=True)
-        ]
-        selection = self._last
+        choice, selection = self.choice, self._last
+        chances = [path_chances(tree) for tree in drafted]
         if self._evaluates or selection is None:
-            selection = self._last = self._select(chances, drafting_s)
+            selection = select(chances, self._num_requests, self.cost, MARGIN, drafting_s)
             kept = selection.keep
         else:
             kept = above_bar(chances, selection.bar)
-            self._reasons["pays" if any(kept) else "nothing_drafted"] += 1
-        worth_it = kept  # by price
+        for record, keep in zip(records, kept, strict=True):
+            record.follow(len(keep))
+        reason = "pays" if any(kept) else "too_expensive" if any(chances) else "nothing_drafted"
         if self._keeps_whole:  # then whether to ask at all is the choice
-            selection = self._last = whole(selection, chances, self._num_requests, self.cost)
-            kept = selection.keep
-        choice = self.choice
+            selection = whole(selection, chances, self._num_requests, self.cost)
+            kept, reason = selection.keep, "probe" if reason == "too_expensive" else reason
+        self._last = selection
+        self._reasons[reason] += 1
         if self._evaluates:
-            self._expected, self._cheap_expected_next = selection.gain / max(trust, 1e-6), 0.0
-            if choice.asks_expensive:
-                choice.expect(drafted, kept, chances)
-                choice.stop_at(selection.bar)
-        now = self._totals["steps"] + 1
-        num_drafted = num_offered = 0
-        for i, record, tree, keep, priced in zip(asked, records, drafted, kept, worth_it, strict=True):
-            num_nodes, num_kept = len(tree.token_ids), len(keep)
-            num_drafted += num_nodes
-            num_offered += num_kept
-            record.tree, record.drafted_in = tree, now
-            record.follow(len(priced))
-            # A tree sampled from a distribution of its own must not be pruned by what was drawn.
-            if num_kept == num_nodes or tree.draft_probs is not None:
-                trees[i] = tree
-            elif keep:
-                trees[i] = tree.keep(keep)
-        self._totals["drafted_nodes"] += num_drafted
-        self._totals["offered_nodes"] += num_offered
+            choice.expect(drafted, chances)
+            choice.stop_at(selection.bar, selection.plain_s)
         if self._num_cheap_asked:
-            # Without their drafts a token would cost what it costs with the expensive members' alone, or plainly.
-            token_s = selection.token_s if choice.asks_expensive else selection.plain_s / self._num_requests
-            self._judge_cheap(records, drafted, kept, chances, token_s, selection.row_s)
-        return trees
-
-    def _select(self, chances: Sequence[Sequence[float]], drafting_s: float) -> Selection:
-        """What pays. Where nothing does: every `TRY_EVERY` steps all likely nodes, to check what so many rows cost."""
-        selection = select(chances, self._num_requests, self.cost, MARGIN, drafting_s)
-        if selection.num_nodes == 0 and self._totals["steps"] % TRY_EVERY == 0:
-            tried = select(chances, self._num_requests, self.cost, MARGIN, drafting_s, at_least=TRIED_CHANCE)
-            if tried.num_nodes and tried.loss_s <= self._allowance_s:
-                self._allowance_s -= tried.loss_s
-                self._totals["tried_at_a_loss"] += 1
-                self._reasons["probe"] += 1
-                return tried
-        if selection.num_nodes:
-            self._reasons["pays"] += 1
-        elif self._keeps_whole and any(chances):
-            self._reasons["probe"] += 1
-        else:
-            self._reasons["too_expensive" if any(chances) else "nothing_drafted"] += 1
-        return selection
+            self._judge_cheap(records, drafted, kept, chances, selection)
+        # A tree sampled from a distribution of its own must not be pruned by what was drawn.
+        return [
+            tree if len(keep) == len(tree.token_ids) or tree.draft_probs is not None else tree.keep(keep)
+            for tree, keep in zip(drafted, kept, strict=True)
+        ]
 
     def _judge_cheap(
         self,
@@ -498,50 +290,35 @@ class AutoProposer(Proposer):
         drafted: Sequence[DraftTree],
         kept: Sequence[Sequence[int]],
         chances: Sequence[Sequence[float]],
-        token_s: float,
-        row_s: float,
+        selection: Selection,
     ) -> None:
-        """Was it worth asking the cheap members? Where it was not, the interval of the request doubles."""
+        """Was it worth asking the cheap members? Where it was not, the request is skipped."""
         choice = self.choice
-        trust = (self._cheap_found + CHEAP_PRIOR) / (self._cheap_expected + CHEAP_PRIOR)
+        # Without their drafts a token would cost what it costs with the other members' alone, or plainly.
+        token_s = selection.token_s if choice.asks_batch else selection.plain_s / self._num_requests
+        most_s = MAX_VALUE * self._draft_s
         for position, (record, tree, keep) in enumerate(zip(records, drafted, kept, strict=True)):
             if position in choice.not_due:
                 continue
-            nodes = keep
-            if choice.asks_expensive:  # what an expensive member drafted too would be there without the cheap ones
-                nodes = [node for node in keep if choice.is_cheap(tree, node)]
-            gain = sum([chances[position][node] for node in nodes])
-            if choice.asks_expensive:
-                self._cheap_expected_next += gain
-                gain *= trust
-            rows_s = len(nodes) * row_s
-            self._cheap_judged.learn(VALUE_RATE, gain, rows_s + self._draft_s, token_s)
-            self._judge(record, gain * token_s - rows_s)
+            nodes = choice.only_cheap(tree, keep) if choice.asks_batch else keep
+            gain, rows_s = sum([chances[position][node] for node in nodes]), len(nodes) * selection.row_s
+            self._cheap_judged.learn(RATE, gain, rows_s + self._draft_s, token_s)
+            value_s = min(most_s, gain * token_s - rows_s)
+            typical_s, before_s = min(most_s, self._typical_value_s), min(most_s, record.value_s)
+            self._typical_value_s = typical_s + RATE * (value_s - typical_s)
+            record.value_s = max(value_s, before_s + RATE * (value_s - before_s))
+            record.is_skipped = record.value_s <= MARGIN * self._draft_s
 
-    def _judge(self, record: RequestRecord, saved_s: float) -> None:
-        most_s = MAX_VALUE * self._draft_s
-        value_s = min(most_s, saved_s)
-        typical_s = min(most_s, self._typical_value_s)
-        self._typical_value_s = typical_s + TYPICAL_RATE * (value_s - typical_s)
-        before_s = min(most_s, record.value_s)
-        record.value_s = max(value_s, before_s + VALUE_RATE * (value_s - before_s))
-        pays = record.value_s > ASK_MARGIN * self._draft_s
-        record.interval = 0 if pays else min(LONGEST_INTERVAL, max(1, 2 * record.interval))
-        self._any_short = self._any_short or record.interval < REPEAT_INTERVAL
+    # -- saying why --------------------------------------------------------------------------------------------------
 
     def _cheap_reason(self, num_requests: int, num_skipped: int) -> Reason:
         """What decides about the cheap members."""
-        judged = self._cheap_judged
-        if not self._may_pay:
-            words = f"off, even copied text would not be worth its rows in a batch of {int(self._peak)}"
-            return Reason(judged, "off: best case < price", words)
-        is_used = self._typical_value_s > ASK_MARGIN * self._draft_s  # as for a new request
+        is_used = self._typical_value_s > MARGIN * self._draft_s  # as for a new request
         decision = "on" if is_used else "off"
         if num_requests:
             is_used = num_skipped < num_requests
             decision = f"on for {num_requests - num_skipped} of {num_requests} requests" if is_used else "off"
-        num_cheap = len(self.drafters.members) - len(self.choice.expensive)
-        return judged.reason(decision, is_used, "gained" if num_cheap == 1 else "gained by the cheap ones")
+        return self._cheap_judged.reason(decision, is_used)
 
     def _reason(self) -> str:
         last = self._last
@@ -550,9 +327,10 @@ class AutoProposer(Proposer):
         batch = f"{self._num_requests} request{'s' if self._num_requests != 1 else ''}"
         if last.num_nodes == 0:
             return f"off: no draft for {batch} is expected to save more than it costs"
+        more, speedup = last.pass_s / last.plain_s, 1.0 + last.gain / max(1, self._num_requests)
         return (
-            f"{last.num_nodes} nodes for {batch}: {last.gain:.2f} more tokens for "
-            f"{(last.pass_s / last.plain_s - 1):.0%} more time, {last.speedup:.2f}x"
+            f"{last.num_nodes} nodes for {batch}: {last.gain:.2f} more tokens for {more - 1.0:.0%} more time, "
+            f"{speedup / more:.2f}x"
         )
 
 

@@ -18,8 +18,9 @@ CALIBRATION_ROUNDS, CALIBRATION_S = 4, 1.0  # as many rounds as fit into the tim
 def calibrate(services: EngineParts) -> dict[int, float]:
     """Rows -> seconds of a bare pass, measured on the model before anything runs; empty where there is no model.
 
-    Each row is a request of its own, after a text that all of them share. The slots written are free: a
-    request that gets them overwrites them."""
+    Each row is a request of its own, after a text that all share. The slots written are free: a request that gets them
+    overwrites them. What counts is how many times one row's pass a larger one takes, so each is measured right after
+    one of one row: a machine that is slow for a second is slow for both."""
     decoder, kv_cache = services.decoder, services.kv_cache
     if decoder is None or kv_cache is None:
         return {}
@@ -32,8 +33,7 @@ def calibrate(services: EngineParts) -> dict[int, float]:
     single = [RequestRows([*shared, len(shared) + i], [tokens[i]], num_shared) for i in range(max(CALIBRATION_ROWS))]
     batches = {rows: _as_decoded(pack(single[:rows], block_size), decoder) for rows in sizes}
     if shared:  # the first pass of all, which prepares things as well
-        text = RequestRows(shared, tokens[:num_shared], 0)
-        decoder.forward(pack([text], block_size), kv_cache)
+        decoder.forward(pack([RequestRows(shared, tokens[:num_shared], 0)], block_size), kv_cache)
 
     def seconds(rows: int) -> float:
         pass_begin_s = time.perf_counter()
@@ -42,8 +42,6 @@ def calibrate(services: EngineParts) -> dict[int, float]:
             float(output.logits[0, 0])  # reading a value waits for the device, as reading the tokens did
         return time.perf_counter() - pass_begin_s
 
-    # What counts is how many times one row's pass a larger one takes. So each is measured right after one of one row:
-    # a machine that is slow for a second is slow for both.
     one_row_s: list[float] = []
     ratios: dict[int, list[float]] = {rows: [] for rows in sizes}
     for number in range(CALIBRATION_ROUNDS):

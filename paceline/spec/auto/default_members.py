@@ -7,7 +7,6 @@ gets a short chain; the others cost next to nothing and may fill whatever `auto`
 """
 
 import logging
-from typing import Any
 
 from paceline.errors import ModelLoadError, PacelineError
 from paceline.models.drafters.load import find_shipped
@@ -18,8 +17,6 @@ from paceline.spec.methods import TRAINING_FREE
 from paceline.spec.proposer import Budget
 
 logger = logging.getLogger("paceline")
-
-EAGLE3_SIZE, EAGLE3_LEAST = Budget(num_nodes=6, max_depth=6), 0.1  # a chain as long as it stays likely
 
 CANNOT_BUILD = (PacelineError, RuntimeError, MemoryError)  # RuntimeError: torch's, out of memory included
 
@@ -40,23 +37,20 @@ def default_drafters(services: EngineParts, largest: Budget) -> MergeProposer:
 def available_members(services: EngineParts, largest: Budget) -> list[SpeculativeConfig]:
     """Configurations of the members for this target, none of them larger than `largest`."""
     members = [_member(method, largest) for method in TRAINING_FREE]
-    if _has_shipped("eagle3", services):
-        members = [member for member in members if member.method != "recycling"]
-        members.append(_member("eagle3", _smaller(EAGLE3_SIZE, largest), draft_min_prob=EAGLE3_LEAST))
-    logger.debug("auto drafts with %s", ", ".join(member.method for member in members))
-    return members
+    if not _has_shipped("eagle3", services):
+        return members
+    own = SpeculativeConfig.parse({"method": "eagle3"})  # at its default size: a chain as long as it stays likely
+    assert own is not None
+    size = Budget(min(own.node_budget, largest.num_nodes), min(own.num_speculative_tokens, largest.max_depth))
+    least = own.options["draft_min_prob"]
+    return [*[member for member in members if member.method != "recycling"], _member("eagle3", size, least)]
 
 
-def _member(method: str, size: Budget, **options: Any) -> SpeculativeConfig:
-    config = SpeculativeConfig.parse(
-        {"method": method, "num_speculative_tokens": size.max_depth, "node_budget": size.num_nodes, **options}
-    )
+def _member(method: str, size: Budget, draft_min_prob: float | None = None) -> SpeculativeConfig:
+    given = {"method": method, "num_speculative_tokens": size.max_depth, "node_budget": size.num_nodes}
+    config = SpeculativeConfig.parse(given if draft_min_prob is None else given | {"draft_min_prob": draft_min_prob})
     assert config is not None
     return config
-
-
-def _smaller(one: Budget, other: Budget) -> Budget:
-    return Budget(min(one.num_nodes, other.num_nodes), min(one.max_depth, other.max_depth))
 
 
 def _has_shipped(kind: str, services: EngineParts) -> bool:

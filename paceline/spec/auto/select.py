@@ -9,15 +9,11 @@ The time that drafting took is spent already, whatever is chosen: the longer it 
 plain decoding. One sort and one walk decide for the batch.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paceline.core.tree import DraftTree
 from paceline.lab.live_pass_cost import PassCostModel
-
-LEAST_CHANCE = 0.01  # below it a node is not even considered
-BAR_ROWS = 4  # over which the cost of a further row is averaged: one alone may be the first of a tile
 
 
 @dataclass(slots=True)
@@ -27,9 +23,7 @@ class Selection:
     num_nodes: int
     plain_s: float  # expected time of the pass without drafts
     pass_s: float  # and with the nodes kept
-    speedup: float  # expected, over plain decoding, drafting not counted
     token_s: float  # what a token of the next pass costs, drafting counted; at most what it costs plainly
-    loss_s: float  # where nothing pays: what the best non-empty choice, or the one asked for, loses; 0.0 otherwise
     bar: float  # a node is worth its row from this chance on
 
     @property
@@ -38,20 +32,11 @@ class Selection:
         return (self.pass_s - self.plain_s) / max(1, self.num_nodes)
 
 
-def shifted(confidence: float, bias: float) -> float:
-    """A probability whose log odds are moved by `bias`."""
-    odds_factor = math.exp(bias)
-    return odds_factor * confidence / (1.0 - confidence + odds_factor * confidence)
-
-
-def path_chances(tree: DraftTree, bias: float, trust: float = 1.0) -> list[float]:
-    """The chance that each node is accepted with all its ancestors, times `trust`; `bias` shifts the drafter's odds."""
-    assert tree.confidence is not None
-    odds_factor = math.exp(bias)
+def path_chances(tree: DraftTree) -> list[float]:
+    """The chance that each node is accepted with all its ancestors."""
     chances: list[float] = []
-    for parent, confidence in zip(tree.parents, tree.confidence, strict=True):
-        own = odds_factor * confidence / (1.0 - confidence + odds_factor * confidence)
-        chances.append(trust * own if parent < 0 else own * chances[parent])
+    for parent, confidence in zip(tree.parents, tree.confidence or (), strict=False):
+        chances.append(confidence if parent < 0 else confidence * chances[parent])
     return chances
 
 
@@ -61,60 +46,42 @@ def select(
     cost: PassCostModel,
     margin: float,  # the nodes must save this many times what they cost, else none are kept
     drafting_s: float = 0.0,  # what it took to draft them
-    at_least: float | None = None,  # take all nodes from this chance on instead, even where they lose
 ) -> Selection:
     # (-chance, tree, node): at equal chance a parent stands before its child, because its number is smaller
-    ranked = [
-        (-chance, i, node)
-        for i, tree in enumerate(chances)
-        for node, chance in enumerate(tree)
-        if chance > LEAST_CHANCE
-    ]
-    ranked.sort()
+    ranked = sorted([(-chance, i, node) for i, tree in enumerate(chances) for node, chance in enumerate(tree)])
     seconds = cost.between(num_requests, num_requests + len(ranked), num_requests)
     plain_s = seconds[0]
-    plain_rate = num_requests / plain_s
-    tokens, best, best_rate, best_tokens = float(num_requests), 0, 0.0, float(num_requests)
+    tokens, best, best_rate, best_gain = float(num_requests), 0, 0.0, 0.0
     for count, (negative, _, _) in enumerate(ranked, 1):
         tokens -= negative
         rate = tokens / (drafting_s + seconds[count])
         if rate > best_rate:
-            best, best_rate, best_tokens = count, rate, tokens
-    if at_least is not None:
-        likely = [-negative for negative, _, _ in ranked if -negative >= at_least]
-        best, best_tokens = len(likely), num_requests + sum(likely)
-    best_s = seconds[best]
-    loss_s = 0.0
-    saved_s, spent_s = (best_tokens - num_requests) / plain_rate, best_s - plain_s
-    if best and saved_s < margin * spent_s:
-        loss_s = max(0.0, spent_s - saved_s)
-        if at_least is None:
-            best, best_s = 0, plain_s
+            best, best_rate, best_gain = count, rate, tokens - num_requests
+    if best_gain * plain_s / num_requests < margin * (seconds[best] - plain_s):
+        best, best_gain = 0, 0.0
     keep: list[list[int]] = [[] for _ in chances]
     for _, i, node in ranked[:best]:
         keep[i].append(node)
     for nodes in keep:
         nodes.sort()
-    gain, speedup, token_s = 0.0, 1.0, 1.0 / plain_rate
+    token_s = plain_s / num_requests
     if best:
-        gain = best_tokens - num_requests
-        speedup, token_s = best_tokens / best_s / plain_rate, min(token_s, (drafting_s + best_s) / best_tokens)
-    pays = best > 0 and loss_s == 0.0
-    base, before_s = (best, best_s) if pays else (0, plain_s)
-    rows_s = cost.at(num_requests + base + BAR_ROWS, num_requests) - before_s
-    bar = max(LEAST_CHANCE, (1.0 if pays else margin) * rows_s / BAR_ROWS / token_s)
-    if pays:
+        token_s = min(token_s, (drafting_s + seconds[best]) / (num_requests + best_gain))
+    # What a further row costs, averaged over one for each request: one alone may be the first of a tile.
+    further_s = cost.at(2 * num_requests + best, num_requests) - seconds[best]
+    bar = (1.0 if best else margin) * further_s / num_requests / token_s
+    if best:
         bar = min(bar, -ranked[best - 1][0])  # where further rows are expensive, nodes like those kept still pay
-    return Selection(keep, gain, best, plain_s, best_s, speedup, token_s, loss_s, bar)
+    return Selection(keep, best_gain, best, plain_s, seconds[best], token_s, bar)
 
 
 def whole(priced: Selection, chances: Sequence[Sequence[float]], num_requests: int, cost: PassCostModel) -> Selection:
     """All nodes, of trees that mean nothing in part; the bar stays."""
     num_nodes, gain = sum([len(tree) for tree in chances]), sum([sum(tree) for tree in chances])
-    pass_s = cost.at(num_requests + num_nodes, num_requests)
-    speedup = (1.0 + gain / num_requests) * priced.plain_s / pass_s
     keep = [list(range(len(tree))) for tree in chances]
-    return replace(priced, keep=keep, gain=gain, num_nodes=num_nodes, pass_s=pass_s, speedup=speedup)
+    return replace(
+        priced, keep=keep, gain=gain, num_nodes=num_nodes, pass_s=cost.at(num_requests + num_nodes, num_requests)
+    )
 
 
 def above_bar(chances: Sequence[Sequence[float]], bar: float) -> list[list[int]]:

@@ -67,8 +67,10 @@ def test_what_auto_decided_is_in_the_metrics_and_on_the_page() -> None:
     assert sum(float(line.split()[-1]) for line in counted) == decisions["steps"] > 0
     assert any('spec_decode_member_asked_total{member="suffix",method="auto",model_name="fake"}' in x for x in lines)
     suffix = decisions["members"]["suffix"]
-    assert suffix["state"] == "cheap" and decisions["last_decision"]
-    assert suffix["reason"].startswith("suffix: o") and suffix["decided"].split(":")[0] in ("on", "off")
+    # Whether it is cheap, or pays, is measured: beside a toy model that takes no time it may be either.
+    assert suffix["state"] in ("cheap", "trial", "pays", "skipped", "observes") and decisions["last_decision"]
+    decided = ("on", "on trial", "off", "off, trial soon")
+    assert suffix["reason"].startswith("suffix: o") and suffix["decided"].split(":")[0] in decided
     shown = 'spec_decode_member_reason_info{member="suffix",method="auto",model_name="fake",reason="'
     assert any(shown + suffix["decided"] in line for line in lines)
     assert any("spec_decode_member_gain_tokens{" in line for line in lines)

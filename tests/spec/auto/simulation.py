@@ -131,12 +131,13 @@ class Planted(Proposer):
         each_s: float = 0.0,
         level_s: float = 0.0,
         tell_s: float = 0.0,
+        slow_s: Callable[[int], float] = lambda step: 0.0,  # as well, by step
         length: int = 4,
         needs: Needs | None = None,
     ) -> None:
         self.world, self.accuracy, self.confidence, self.length = world, accuracy, confidence, length
         self.call_s, self.each_s, self.tell_s, self.needs = call_s, each_s, tell_s, needs or Needs()
-        self.level_s = level_s
+        self.level_s, self.slow_s = level_s, slow_s
         self._rng = random.Random(1)
         self.num_calls = 0
         self.depths: list[int] = []  # drafted
@@ -146,6 +147,7 @@ class Planted(Proposer):
         trees = [self._draft(r, b) for r, b in zip(step.requests, budgets, strict=True)]
         self.depths.append(max(map(len, trees)))
         self.world.clock.now_s += self.call_s + self.each_s * len(step.requests) + self.level_s * self.depths[-1]
+        self.world.clock.now_s += self.slow_s(self.world.num_steps)
         return trees
 
     def observe(self, step: StepContext) -> None:

@@ -21,7 +21,7 @@ from paceline.lab.pass_cost import PassCost
 from paceline.spec.auto.controller import AutoProposer
 from paceline.spec.auto.cost import calibrate
 from paceline.spec.auto.members import MemberChoice
-from paceline.spec.auto.select import LEAST_CHANCE, above_bar, path_chances, select, shifted
+from paceline.spec.auto.select import above_bar, path_chances, select
 from paceline.spec.merge.merge import MergeProposer
 from paceline.spec.proposer import StepContext
 from tests.toy import run_all, toy_core, toy_request
@@ -159,10 +159,10 @@ def _trees() -> st.SearchStrategy[list[DraftTree]]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(_trees(), st.floats(0.0, 0.5), st.floats(-1.0, 1.0))
-def test_no_other_choice_of_nodes_is_faster(trees: list[DraftTree], slope: float, bias: float) -> None:
+@given(_trees(), st.floats(0.0, 0.5))
+def test_no_other_choice_of_nodes_is_faster(trees: list[DraftTree], slope: float) -> None:
     cost = PassCostModel({1: 1.0, 2: 1.0 + slope})
-    chances = [path_chances(tree, bias) for tree in trees]
+    chances = [path_chances(tree) for tree in trees]
     chosen = select(chances, len(trees), cost, margin=1.0)
     for tree, keep in zip(trees, chosen.keep, strict=True):
         assert all(tree.parents[node] in (-1, *keep) for node in keep)
@@ -174,19 +174,13 @@ def test_no_other_choice_of_nodes_is_faster(trees: list[DraftTree], slope: float
     best = max(
         (rate(kept) for size in range(len(nodes) + 1) for kept in itertools.combinations(nodes, size)), default=0.0
     )
-    ignored = LEAST_CHANCE * len(nodes)  # nodes below LEAST_CHANCE are not considered
-    assert rate([(i, node) for i, keep in enumerate(chosen.keep) for node in keep]) >= best * (1 - 1e-9 - ignored)
+    assert rate([(i, node) for i, keep in enumerate(chosen.keep) for node in keep]) >= best * (1 - 1e-9)
 
 
-def test_a_margin_excludes_marginal_nodes_and_at_least_includes_them() -> None:
+def test_a_margin_excludes_marginal_nodes() -> None:
     cost = PassCostModel({1: 1.0, 2: 1.5})
     assert select([[0.55]], 1, cost, margin=1.0).num_nodes == 1
-    refused = select([[0.55]], 1, cost, margin=1.15)
-    assert refused.num_nodes == 0 and refused.loss_s == 0.0
-    losing = select([[0.3]], 1, cost, margin=1.15)
-    assert losing.loss_s == pytest.approx(0.5 - 0.3)
-    assert select([[0.3]], 1, cost, margin=1.15, at_least=0.3).keep == [[0]]
-    assert select([[0.9, 0.8, 0.3]], 1, cost, margin=1.15, at_least=0.7).keep == [[0, 1]]
+    assert select([[0.55]], 1, cost, margin=1.15).num_nodes == 0
 
 
 def test_the_longer_drafting_took_the_more_nodes_are_kept() -> None:
@@ -196,11 +190,11 @@ def test_the_longer_drafting_took_the_more_nodes_are_kept() -> None:
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
 
 
-@given(_trees(), st.floats(-1.0, 1.0))
-def test_nodes_above_the_bar_are_trees_and_part_of_a_full_selection(trees: list[DraftTree], bias: float) -> None:
+@given(_trees())
+def test_nodes_above_the_bar_are_trees_and_part_of_a_full_selection(trees: list[DraftTree]) -> None:
     """On a straight cost curve, where each row costs the same."""
     cost = PassCostModel({1: 1.0, 2: 1.1})
-    chances = [path_chances(tree, bias) for tree in trees]
+    chances = [path_chances(tree) for tree in trees]
     chosen = select(chances, len(trees), cost, margin=1.0)
     keep = above_bar(chances, chosen.bar)
     for tree, nodes, own, full in zip(trees, keep, chances, chosen.keep, strict=True):
@@ -215,11 +209,6 @@ def test_where_further_rows_are_expensive_nodes_like_those_kept_pass_the_bar() -
     chosen = select(chances, 1, cost, margin=1.0)
     assert chosen.keep == [[0, 1]]
     assert above_bar(chances, chosen.bar) == [[0, 1]]
-
-
-def test_bias_moves_the_odds() -> None:
-    assert shifted(0.5, 0.0) == 0.5 and shifted(0.5, 2.0) == pytest.approx(0.8808, abs=1e-4)
-    assert shifted(1.0, -3.0) == 1.0 and shifted(0.0, 3.0) == 0.0
 
 
 # -- the whole ---------------------------------------------------------------------------------------------------------
@@ -257,7 +246,7 @@ def test_in_one_batch_the_nodes_go_to_the_requests_whose_drafts_are_accepted() -
     recorded = [_recorded(kind, seed) for seed, kind in enumerate(["loop", "noise", "noise", "noise"])]
     replay = Replay(recorded, {"method": "auto", "members": ["ngram", "suffix"]}, concurrency=4, pass_cost=CHEAP_ROWS)
     result = replay.run()
-    assert result.counts.draft_acceptance_rate > 0.8
+    assert result.counts.draft_acceptance_rate > 0.5  # a row costs a hundredth of a pass: unlikely nodes pay as well
     assert result.counts.num_accepted_tokens > 150
 
 
@@ -304,9 +293,9 @@ def test_the_trees_of_a_member_that_drafts_alone_are_offered_as_they_are(monkeyp
 
     inner = MergeProposer.propose_alone
     monkeypatch.setattr(MergeProposer, "propose_alone", propose_alone)
-    always = property(lambda self: "suffix", lambda self, value: None)
-    monkeypatch.setattr(MemberChoice, "pays_alone", always, raising=False)
-    monkeypatch.setattr(AutoProposer, "_requests_to_ask", lambda self, requests: [])
+    for name, value in [("pays_alone", "suffix"), ("asks_batch", True), ("has_cheap", False), ("has_trial", False)]:
+        always = property(lambda self, value=value: value, lambda self, value: None)
+        monkeypatch.setattr(MemberChoice, name, always, raising=False)
     replay = Replay([_recorded("loop", 1, 400)], {"method": "auto"}, pass_cost=CHEAP_ROWS)
     result = replay.run()
     assert result.counts.mean_acceptance_length > 1.5
@@ -321,7 +310,7 @@ def test_it_says_what_it_decided_and_why() -> None:
     decisions = replay.speculator.stats()["auto"]["decisions"]
     assert decisions["offered_nodes"] > 0 and decisions["asked"] > 0
     assert "more tokens for" in decisions["last_decision"]
-    off = Replay([_recorded("noise", 2)], {"method": "auto"}, pass_cost=EXPENSIVE_ROWS)  # its last step is no probe
+    off = Replay([_recorded("noise", 2, 600)], {"method": "auto"}, pass_cost=EXPENSIVE_ROWS)
     off.run()
     decisions = off.speculator.stats()["auto"]["decisions"]
     assert decisions["last_decision"].startswith("off: no draft")
@@ -342,7 +331,7 @@ def test_where_all_requests_are_skipped_the_controller_is_rarely_called(monkeypa
 
     for name in ("observe", "propose"):
         monkeypatch.setattr(AutoProposer, name, counted(name, getattr(AutoProposer, name)))
-    recorded = [_recorded("noise", seed, 400) for seed in range(3)]
+    recorded = [_recorded("noise", seed, 1000) for seed in range(3)]
     replay = Replay(recorded, {"method": "auto"}, concurrency=1, pass_cost=EXPENSIVE_ROWS)
     num_steps = len(list(replay.steps()))
     assert calls["propose"] < 0.4 * num_steps and calls["observe"] < 0.4 * num_steps
@@ -356,8 +345,6 @@ def test_after_a_selection_in_which_nothing_pays_a_good_draft_still_passes_the_b
     nothing = select([[0.1]], 1, cost, margin=1.1)
     assert nothing.num_nodes == 0
     assert above_bar([[0.9, 0.15]], nothing.bar) == [[0]]
-    tried = select([[0.1]], 1, cost, margin=1.1, at_least=0.1)  # expected to lose: the bar stays where it was
-    assert tried.num_nodes == 1 and tried.bar == nothing.bar
 
 
 def test_one_wrong_point_of_the_calibration_does_not_raise_all_above_it() -> None:

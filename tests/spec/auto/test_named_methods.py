@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from paceline.spec.auto.levels import Levels
 from paceline.spec.auto.reasons import Inequality
 from paceline.spec.methods import PROPOSERS
 from paceline.spec.proposer import Needs
@@ -20,26 +19,37 @@ def never(step: int) -> float:
     return 0.0
 
 
+def sometimes_slow(step: int) -> float:
+    """One call in eight takes twelve passes."""
+    return 12 * PASS_S if step % 8 == 5 else 0.01 * PASS_S
+
+
 BAD: dict[str, dict[str, Any]] = {
     "useless": {"accuracy": never, "confidence": 0.95, "call_s": 0.05 * PASS_S},
     "useless and reads logits": {"accuracy": never, "confidence": 0.95, "needs": LOGITS, "tell_s": 0.05 * PASS_S},
     "slow": {"accuracy": lambda step: 0.5, "confidence": 0.5, "call_s": 2 * PASS_S, "needs": SLOTS},
     "slow and often right": {"accuracy": lambda step: 0.8, "confidence": 0.8, "call_s": 3 * PASS_S, "needs": SLOTS},
     "useless and slow": {"accuracy": never, "confidence": 0.9, "call_s": 4 * PASS_S, "needs": LOGITS},
+    "expensive and needs nothing": {"accuracy": lambda step: 0.6, "confidence": 0.6, "call_s": 3 * PASS_S},
+    "useless, expensive and needs nothing": {"accuracy": never, "confidence": 0.9, "call_s": 4 * PASS_S},
+    "erratic": {"accuracy": lambda step: 0.5, "confidence": 0.5, "slow_s": sometimes_slow},
+    "erratic and reads logits": {"accuracy": never, "confidence": 0.9, "slow_s": sometimes_slow, "needs": LOGITS},
+    "right by turns": {"accuracy": lambda step: 0.9 * (step // 40 % 2), "confidence": 0.5, "call_s": 0.6 * PASS_S},
 }
 
 
 @pytest.mark.parametrize("users", [1, 8])
 @pytest.mark.parametrize("kind", BAD)
-def test_a_method_that_does_not_pay_costs_less_than_three_percent(
+def test_a_method_that_does_not_pay_costs_less_than_one_percent(
     monkeypatch: pytest.MonkeyPatch, kind: str, users: int
 ) -> None:
+    """Of its first 3,000 steps, the first trial included, and of the next 3,000."""
     world = Simulation(users)
     drafter = Planted(world, **BAD[kind])
     proposer = alone_by_price(monkeypatch, world, drafter)
-    first = world.run(proposer, 1500)
+    first = world.run(proposer, 3000)
     later = world.run(proposer, 3000)
-    assert drafter.num_calls > 0 and first > 0.97
+    assert drafter.num_calls > 0 and first > 0.99
     assert later > 0.99  # of what it is tried again
 
 
@@ -53,7 +63,7 @@ def test_a_method_that_pays_is_used(monkeypatch: pytest.MonkeyPatch, needs: Need
 
 
 @pytest.mark.parametrize(
-    ("level_share", "accuracy", "levels"), [(0.45, 0.8, {1, 2}), (0.05, 0.9, {4}), (1.2, 0.9, {1})]
+    ("level_share", "accuracy", "levels"), [(0.45, 0.75, {1, 2}), (0.05, 0.9, {4}), (1.2, 0.9, {1})]
 )
 def test_a_model_drafts_as_many_levels_as_pay(
     monkeypatch: pytest.MonkeyPatch, level_share: float, accuracy: float, levels: set[int]
@@ -66,19 +76,9 @@ def test_a_model_drafts_as_many_levels_as_pay(
     world.run(proposer, 300)
     speedup = world.run(proposer, 700)
     assert set(drafter.depths[-5:]) <= levels
-    state = proposer.choice.expensive["recycling"].levels
-    assert state is not None and state.count <= state.most == SLOTS.lookahead_slots
+    member = proposer.choice.members["recycling"]
+    assert member.levels <= member.needs.lookahead_slots == SLOTS.lookahead_slots
     assert speedup > {0.45: 1.1, 0.05: 2.0, 1.2: 0.97}[level_share]
-
-
-def test_a_level_is_given_up_where_its_paths_are_not_worth_its_time() -> None:
-    levels = Levels(most=4)
-    for _ in range(40):
-        levels.learn(0.9**levels.count, cost_s=0.1 * levels.count, rows_s=0.05, token_s=1.0)
-    assert levels.count == 4
-    for _ in range(80):
-        levels.learn(0.3**levels.count, cost_s=0.1 * levels.count, rows_s=0.05, token_s=1.0)
-    assert levels.count == 1
 
 
 def test_the_reasons_are_one_inequality_in_words() -> None:
@@ -98,7 +98,7 @@ def test_the_reasons_are_one_inequality_in_words() -> None:
     [
         ("useless", "tokens gained < "),
         ("useless and reads logits", "tokens gained < "),
-        ("slow and often right", "tokens at best < "),
+        ("slow and often right", "tokens gained < "),
     ],
 )
 def test_a_method_says_why_it_does_not_draft(monkeypatch: pytest.MonkeyPatch, kind: str, words: str) -> None:
@@ -106,22 +106,25 @@ def test_a_method_says_why_it_does_not_draft(monkeypatch: pytest.MonkeyPatch, ki
     proposer = alone_by_price(monkeypatch, world, Planted(world, **BAD[kind]))
     world.run(proposer, 700)
     [figures] = proposer.report()["members"].values()
-    assert figures["reason"].startswith("recycling: off, 0.") or "at best" in words
+    assert figures["reason"].startswith("recycling: off")
     assert words in figures["reason"] and figures["reason"].endswith(" tok/s)")
     assert figures["decided"] == "off: gain < price"
     assert figures["gain_tokens"] < figures["price_tokens"]
 
 
 def test_a_method_says_why_it_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for needs, begins in [(Needs(), "recycling: on for 1 of 1 requests, "), (LOGITS, "recycling: on, ")]:
+    """A cheap one, by its price, is judged request by request; one for which logits are kept, or that takes longer
+    than a row does, as a whole."""
+    cheap, whole = "recycling: on for 1 of 1 requests, ", "recycling: on, "
+    for needs, share, begins in [(Needs(), 0.02, cheap), (Needs(), 0.1, whole), (LOGITS, 0.02, whole)]:
         world = Simulation(length=10**4)
-        drafter = Planted(world, accuracy=lambda step: 0.8, confidence=0.8, call_s=0.1 * PASS_S, needs=needs)
+        drafter = Planted(world, accuracy=lambda step: 0.8, confidence=0.8, call_s=share * PASS_S, needs=needs)
         proposer = alone_by_price(monkeypatch, world, drafter)
         world.run(proposer, 300)
         figures = proposer.report()["members"]["recycling"]
         assert figures["reason"].startswith(begins) and " > " in figures["reason"]
         assert figures["decided"] == "on: gain > price" and figures["gain_tokens"] > figures["price_tokens"] > 0.0
-        assert 0.1 * PASS_S < figures["price_s"] < 0.5 * PASS_S
+        assert share * PASS_S < figures["price_s"] < 0.5 * PASS_S
 
 
 @pytest.mark.parametrize("method", [name for name, row in PROPOSERS.items() if row.priced])
