@@ -89,7 +89,7 @@ def load_model(
     if dtype == "auto" and quantization and use_native:
         torch_dtype = torch.float16  # keys and values: finer than the weights, at half the bytes of float32
     kv_dtype = _kv_dtype(kv_cache_dtype, torch_dtype, use_native)
-    if (kv_cache_dtype, dtype) == ("auto", "auto") and quantization and use_native and _multiplies_int16(config):
+    if (kv_cache_dtype, dtype) == ("auto", "auto") and quantization and use_native and multiplies_int16(config):
         kv_dtype = torch.int16
     tokenizer = load_tokenizer(path)
     decoder: Target
@@ -198,7 +198,7 @@ def _kv_dtype(asked: str, dtype: torch.dtype, use_native: bool) -> torch.dtype:
     return KV_DTYPES[asked] or dtype
 
 
-def _multiplies_int16(config: ModelConfig) -> bool:
+def multiplies_int16(config: ModelConfig) -> bool:
     """Whether attention in int16 is faster than in float32 here. It has been measured with this set's kernels alone."""
     from paceline.models.native import has_int16_keys
     from paceline.ops import native

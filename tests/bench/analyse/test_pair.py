@@ -61,7 +61,7 @@ def test_every_setting_is_one_that_the_engine_takes() -> None:
             SpeculativeConfig.parse(setting.config or {})
     chains, trees, rules = (grid.settings for grid in PLAN.grids())
     assert [setting.name for setting in chains] == ["plain", "K=2", "K=4"]
-    assert [(setting.config or {}).get("tree_widths") for setting in trees] == [None, [1, 1, 1], [3, 1, 1]]
+    assert [(setting.config or {}).get("tree_widths") for setting in trees] == [[1, 1, 1], [3, 1, 1]]
     assert {(setting.config or {})["rejection_sample_method"] for setting in rules} == {"multi_step", "sample_match"}
     assert all((setting.config or {})["draft_sampling"] == "sampled" for setting in rules)
 
