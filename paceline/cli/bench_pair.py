@@ -43,7 +43,7 @@ def add_verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     pair.add_argument("--records", default="pair.jsonl", help="a rerun goes on where it was (default: %(default)s)")
     pair.add_argument("--out", default="pair.html", help="the page (default: %(default)s)")
     pair.add_argument("--markdown", metavar="FILE", help="the tables, for a page of the docs")
-    pair.add_argument("--plots", metavar="FOLDER", type=Path, help="the pictures as files too (extra plot)")
+    pair.add_argument("--plots", metavar="FOLDER", help="the pictures as files too (extra plot)")
     add_run_arguments(pair)
     pair.set_defaults(bench_run=_pair)
 
@@ -62,7 +62,7 @@ def _pair(args: argparse.Namespace) -> int:
     spots = [spot.row() for spot in sweet_spots(analysis, curve)]
     widths, variants = width_rows(analysis), variant_rows(analysis)
     if args.plots:
-        save_pair_charts(records, curve, args.plots)
+        save_pair_charts(records, curve, Path(args.plots))
     if args.markdown:
         tables = [spots, variants, position_rows(analysis), category_rows(analysis), widths]
         Path(args.markdown).write_text("\n".join(markdown_table(rows) for rows in tables if rows), encoding="utf-8")
