@@ -119,8 +119,8 @@ def main() -> int:
     print(
         json.dumps(
             {
+                **({f"batch_{args.batch}": crowd} if args.batch > 1 else {}),
                 "batch_1": single,
-                f"batch_{args.batch}": crowd,
                 "goals": goals,
                 "limit_tok_s": limit,
                 "execution": loaded.execution,
