@@ -1,9 +1,9 @@
 """Packed weights kept on disk between two loads of a large model, so that the second takes seconds and no packing.
 
 An entry is found by what went into it: the model's files (by path, size and time), how they are to be computed, how
-tensors are packed (`PACKING`), the kernels that packed them (the hash of the compiled library) and their instruction set. A change of any of these is
-another entry, so an old one is never read by newer kernels. Entries appear whole or not at all; one that is damaged is
-made anew; the least recently used ones go when all together exceed the limit.
+tensors are packed (`PACKING`), the kernels that packed them (the hash of the compiled library) and their instruction
+set. A change of any of these is another entry, so an old one is never read by newer kernels. Entries appear whole or
+not at all; one that is damaged is made anew; the least recently used ones go when all together exceed the limit.
 
 `PACELINE_PACKED_CACHE` is the limit in gigabytes; 0 switches the cache off.
 """
