@@ -4,6 +4,8 @@
     python benchmarks/cpu.py PROMPTS.jsonl --context 6000 --prompts 2 --batch 1 --peers openvino     long contexts
     python benchmarks/cpu.py PROMPTS.jsonl --model qwen2.5-coder-1.5b --prompts 3 --tokens 48 --rounds 1 --batch 1 \
         --peers llama.cpp openvino --methods auto                                                 a larger model
+    python benchmarks/cpu.py PROMPTS.jsonl --model qwen2.5-coder-1.5b --also awq=FOLDER gptq=FOLDER --context 256 \
+        --prompts 3 --tokens 48 --rounds 1 --batch 1 --peers openvino --methods                   other formats of it
 
 PROMPTS.jsonl has Spec-Bench's form: {"turns": ["first question", ...]} per line. Peers are used where the given
 interpreter (or this one) can import them; each runs in its own process and sides take turns prompt by prompt, because
@@ -23,7 +25,7 @@ from typing import Any
 from paceline import LLM, SamplingParams
 from paceline.bench.run.provenance import provenance
 from paceline.models.aliases import SOURCE_FILE
-from paceline.models.loader import LoadedModel
+from paceline.models.loader import LoadedModel, load_model
 from paceline.models.native import NativeDecoder
 from paceline.ops import native
 
@@ -101,6 +103,8 @@ def main() -> int:
     for method in args.methods:
         size = {} if method == "auto" else {"num_speculative_tokens": args.spec_tokens}
         sides[f"paceline {method}"] = Ours(loaded, {"method": method, **size})
+    for name, _, folder in (text.partition("=") for text in args.also):
+        sides[f"paceline {name}"] = Ours(load_model(folder, num_threads=args.threads), {"method": "none"})
     pythons = [*args.peer_python, sys.executable]
     longest = max(2048, max(map(len, prompts)) + args.tokens + 64)  # drafts reach beyond the end
     peers = [Peer.start(name, pythons, loaded.path, gguf, args.threads, longest) for name in args.peers]
@@ -115,8 +119,8 @@ def main() -> int:
     print(
         json.dumps(
             {
+                **({f"batch_{args.batch}": crowd} if args.batch > 1 else {}),
                 "batch_1": single,
-                f"batch_{args.batch}": crowd,
                 "goals": goals,
                 "limit_tok_s": limit,
                 "execution": loaded.execution,
@@ -134,6 +138,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--peer-python", action="append", default=[], help="interpreter with peers; may repeat")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS)
+    parser.add_argument("--also", nargs="*", default=[], metavar="NAME=FOLDER", help="the model in other formats")
     parser.add_argument("--methods", nargs="*", default=["ngram"], help="drafting methods of our side")
     parser.add_argument("--context", type=int, help="prompts of so many tokens: texts of the file, one after the other")
     parser.add_argument("--spec-tokens", type=int, default=8)

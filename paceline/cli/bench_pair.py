@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paceline.cli import options
-from paceline.cli.lab import format_table
+from paceline.cli.lab import format_table, markdown_table
 
 if TYPE_CHECKING:
     from paceline.bench.run.pair_grid import PairPlan
@@ -24,6 +24,17 @@ def add_verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     pair.add_argument("target", help="the larger model")
     pair.add_argument("draft", help="the smaller one")
     pair.add_argument("--k", type=int, nargs="+", default=[1, 2, 3, 4, 6, 8], help="draft tokens to try")
+    pair.add_argument(
+        "--min-prob",
+        type=float,
+        nargs="*",
+        default=[0.5],
+        help="chains of the largest K that stop at less likely paths",
+    )
+    pair.add_argument(
+        "--file-k", type=int, nargs="*", default=[], help="K with the draft model's weights as its file has them (CPU)"
+    )
+    pair.add_argument("--study", nargs="+", choices=["chains", "trees", "rules"], default=["chains", "trees", "rules"])
     pair.add_argument("--width", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="of trees at their first level")
     pair.add_argument("--depth", type=int, default=4, help="of the trees (default: %(default)s)")
     pair.add_argument("--users", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
@@ -31,14 +42,16 @@ def add_verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     pair.add_argument("--repeats", type=int, default=3)
     pair.add_argument("--records", default="pair.jsonl", help="a rerun goes on where it was (default: %(default)s)")
     pair.add_argument("--out", default="pair.html", help="the page (default: %(default)s)")
+    pair.add_argument("--markdown", metavar="FILE", help="the tables, for a page of the docs")
+    pair.add_argument("--plots", metavar="FOLDER", help="the pictures as files too (extra plot)")
     add_run_arguments(pair)
     pair.set_defaults(bench_run=_pair)
 
 
 def _pair(args: argparse.Namespace) -> int:
     from paceline.bench.analyse.cells import analyse
-    from paceline.bench.analyse.pair import sweet_spots, width_rows
-    from paceline.bench.analyse.pair_page import pair_page
+    from paceline.bench.analyse.pair import category_rows, position_rows, sweet_spots, variant_rows, width_rows
+    from paceline.bench.analyse.pair_page import pair_page, save_pair_charts
 
     plan = _plan(args)
     records = _measure(args, plan)
@@ -47,12 +60,17 @@ def _pair(args: argparse.Namespace) -> int:
     Path(args.out).write_text(pair_page(records, curve, title), encoding="utf-8")
     analysis = analyse(records)
     spots = [spot.row() for spot in sweet_spots(analysis, curve)]
-    widths = width_rows(analysis)
+    widths, variants = width_rows(analysis), variant_rows(analysis)
+    if args.plots:
+        save_pair_charts(records, curve, Path(args.plots))
+    if args.markdown:
+        tables = [spots, variants, position_rows(analysis), category_rows(analysis), widths]
+        Path(args.markdown).write_text("\n".join(markdown_table(rows) for rows in tables if rows), encoding="utf-8")
     if args.json:
-        print(json.dumps({"sweet_spots": spots, "widths": widths, "page": args.out}))
+        print(json.dumps({"sweet_spots": spots, "ways": variants, "widths": widths, "page": args.out}))
     else:
-        print(format_table(spots))
-        print(format_table(widths))
+        for rows in (spots, variants, widths):
+            print(format_table(rows) if rows else "")
         print(f"page: {args.out}; records: {args.records}")
     return 1 if analysis.failed else 0
 
@@ -65,8 +83,12 @@ def _plan(args: argparse.Namespace) -> "PairPlan":
     if args.model != options.DEFAULT_MODEL:
         raise InvalidOptionError("`bench pair` takes its models as TARGET and DRAFT: leave --model out")
     args.model = args.target
-    if min([*args.k, *args.width, *args.users, args.depth]) < 1:
+    if min([*args.k, *args.file_k, *args.width, *args.users, args.depth]) < 1:
         raise InvalidOptionError("K, widths, depth and users must be 1 or more")
+    if args.plots:
+        from paceline.lab.charts import check_matplotlib
+
+        check_matplotlib()
     sampling = Sampling(max_tokens=args.max_tokens, seed=args.seed, ignore_eos=not args.natural_end)
     plan = PairPlan(
         args.target,
@@ -79,6 +101,9 @@ def _plan(args: argparse.Namespace) -> "PairPlan":
         args.repeats,
         sampling,
         args.requests,
+        sorted(set(args.min_prob)),
+        sorted(set(args.file_k)),
+        args.study,
     )
     for grid in plan.grids():
         grid.check()

@@ -26,7 +26,17 @@ def add_verb(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> No
     verb.add_argument("--reference", metavar="MODEL", help="full precision (default: the first model)")
     verb.add_argument("--users", type=int, nargs="+", default=[1, 8, 32])
     verb.add_argument(
-        "--drafter", nargs="+", default=["ngram", "eagle3", "auto"], help="those that do not fit are left out"
+        "--drafter",
+        nargs="+",
+        default=["ngram", "eagle3", "auto"],
+        help="as METHOD, METHOD:K or NAME={JSON}; those that do not fit are left out",
+    )
+    verb.add_argument(
+        "--drafter-size",
+        nargs="+",
+        choices=["default", "price"],
+        default=["default"],
+        help="of drafters named without one: the default size, what pays (as an engine on a CPU drafts), or both",
     )
     verb.add_argument(
         "--drafter-users", type=int, nargs="+", default=[1], help="where drafters are measured (default: 1)"
@@ -104,12 +114,15 @@ def _formats(args: argparse.Namespace) -> "list[Format]":
 
 def _plan(args: argparse.Namespace, formats: "list[Format]", shelf: FormatShelf) -> "FormatPlan":
     from paceline.bench.run.backend import Sampling
-    from paceline.bench.run.format_grid import NO_DRAFTER, FormatPlan
+    from paceline.bench.run.format_grid import FormatPlan, parse_drafters
 
-    names = [name for name in dict.fromkeys(args.drafter) if name != NO_DRAFTER]
+    drafters = parse_drafters(args.drafter, args.drafter_size)
     plan = FormatPlan(
         formats,
-        {form.name: [NO_DRAFTER, *(name for name in names if _fits(shelf, form.name, name))] for form in formats},
+        {
+            form.name: {name: config for name, config in drafters.items() if _fits(shelf, form.name, name, config)}
+            for form in formats
+        },
         sorted(set(args.users) | set(args.drafter_users)),
         sorted(set(args.drafter_users)),
         args.workload,
@@ -122,13 +135,11 @@ def _plan(args: argparse.Namespace, formats: "list[Format]", shelf: FormatShelf)
     return plan
 
 
-def _fits(shelf: FormatShelf, form: str, drafter: str) -> bool:
+def _fits(shelf: FormatShelf, form: str, drafter: str, config: dict[str, Any]) -> bool:
     """Whether the drafter works on this format; a trained one may not exist for it."""
-    from paceline.bench.run.grid import parse_setting
     from paceline.cli.bench import say
     from paceline.errors import PacelineError
 
-    config = parse_setting(drafter).config
     shelf.llm(form)  # what is wrong with the model itself is no matter of the drafter
     try:
         shelf.llm(form, config)

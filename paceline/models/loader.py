@@ -101,7 +101,7 @@ def load_model(
     kv_dtype = _kv_dtype(kv_cache_dtype, torch_dtype, use_native)
     if kv_dtype == FLOAT8 and target.type == "cuda":
         _check_float8(kv_cache_dtype, target, config, use_fused)
-    if (kv_cache_dtype, dtype) == ("auto", "auto") and quantization and use_native and _multiplies_int16(config):
+    if (kv_cache_dtype, dtype) == ("auto", "auto") and quantization and use_native and multiplies_int16(config):
         kv_dtype = torch.int16
     tokenizer = load_tokenizer(path)
     decoder: Target
@@ -237,7 +237,7 @@ def _check_float8(asked: str, device: torch.device, config: ModelConfig, use_fus
         )
 
 
-def _multiplies_int16(config: ModelConfig) -> bool:
+def multiplies_int16(config: ModelConfig) -> bool:
     """Whether attention in int16 is faster than in float32 here. It has been measured with this set's kernels alone."""
     from paceline.models.native import has_int16_keys
     from paceline.ops import native

@@ -1,9 +1,9 @@
 """Packed weights kept on disk between two loads of a large model, so that the second takes seconds and no packing.
 
-An entry is found by what went into it: the model's files (by path, size and time), how they are to be computed, the
-kernels that packed them (the hash of the compiled library) and their instruction set. A change of any of these is
-another entry, so an old one is never read by newer kernels. Entries appear whole or not at all; one that is damaged is
-made anew; the least recently used ones go when all together exceed the limit.
+An entry is found by what went into it: the model's files (by path, size and time), how they are to be computed, how
+tensors are packed (`PACKING`), the kernels that packed them (the hash of the compiled library) and their instruction
+set. A change of any of these is another entry, so an old one is never read by newer kernels. Entries appear whole or
+not at all; one that is damaged is made anew; the least recently used ones go when all together exceed the limit.
 
 `PACELINE_PACKED_CACHE` is the limit in gigabytes; 0 switches the cache off.
 """
@@ -31,6 +31,7 @@ LIMIT_VARIABLE = "PACELINE_PACKED_CACHE"
 DEFAULT_LIMIT_GB = 16.0  # a choice: a handful of models that fit a laptop's memory
 LEAST_SOURCE_BYTES = 200_000_000  # smaller models are packed within about a second
 REMAINS_AGE_S = 3600.0  # a hidden folder this old was left by a process that was killed
+PACKING = 2  # changes with which format a tensor of a file is packed in; 2: int8 heads of 4-bit folders
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 
 
@@ -82,7 +83,7 @@ def packed_entry(path: Path, **computed: object) -> PackedEntry | None:
     if not limit or sum(size for _, size, _ in state) < LEAST_SOURCE_BYTES:
         return None
     about = {name: str(value) for name, value in sorted(computed.items())}
-    key = json.dumps([state, about, library_sha256(), native.instruction_set()])
+    key = json.dumps([state, about, PACKING, library_sha256(), native.instruction_set()])
     return PackedEntry(cache_dir() / "packed" / hashlib.sha256(key.encode()).hexdigest()[:32], limit)
 
 

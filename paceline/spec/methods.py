@@ -164,6 +164,12 @@ PROPOSERS: dict[str, Method] = {
                 None, optional(_model), "the draft model; without: the distilled one shipped for the target"
             ),
             "num_draft_layers": Option(None, optional(whole(1, 1000)), "instead: the target's own first layers"),
+            "draft_quantization": Option(
+                "auto", choice("auto", "int4", "file"), "of the model, on the native CPU kernels; auto: 4 bits if large"
+            ),
+            "draft_min_prob": Option(
+                0.0, real(0.0, 1.0), "a path less likely than this, by the model, is not drafted on"
+            ),
         },
         derive=derive_from_widths,
         cross_check=_check_draft_model,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.bench.analyse.cells import Analysis, CellResult, Point, analyse
-from paceline.bench.run.pair_grid import CHAIN, MULTI_STEP, NAIVE, WIDTH
+from paceline.bench.run.pair_grid import CHAIN, FILED, MULTI_STEP, NAIVE, STOPS, WIDTH
 from paceline.bench.run.results import Record
 from paceline.lab.charts import Chart, LineChart, Series
 from paceline.lab.pass_cost import PassCost
@@ -106,6 +106,38 @@ def width_rows(analysis: Analysis) -> list[dict[str, Any]]:
                     "multi-step gains": gain,
                 }
             )
+    return rows
+
+
+def variant_rows(analysis: Analysis) -> list[dict[str, Any]]:
+    """Every way to draft a chain, beside plain decoding: fixed K, chains that stop, and the file's own weights."""
+    rows = []
+    for point in analysis.points:
+        for cell in analysis.at(point):
+            if cell.setting.startswith((CHAIN, STOPS, FILED)):
+                length = cell.mean_of("speculation", "mean_acceptance_length")
+                rows.append(
+                    {
+                        "workload": point.workload,
+                        "users": point.concurrency,
+                        "drafts": cell.setting,
+                        "tokens/pass": length,
+                        "tok/s": round(cell.tokens_per_s.value, 1),
+                        "speedup": None if cell.speedup is None else round(cell.speedup.value, 3),
+                    }
+                )
+    return rows
+
+
+def position_rows(analysis: Analysis) -> list[dict[str, Any]]:
+    """How often a draft was accepted to each position, with the largest K, by workload, at the least load."""
+    rows: list[dict[str, Any]] = []
+    for point in analysis.points:
+        chains = [cell for cell in analysis.at(point) if cell.setting.startswith(CHAIN)]
+        if chains and not any(row["workload"] == point.workload for row in rows):
+            longest = max(chains, key=lambda cell: cell.num_speculative_tokens or 0)
+            shares = longest.records[0]["summary"]["speculation"]["acceptance_by_position"]
+            rows.append({"workload": point.workload} | {str(i): round(share, 3) for i, share in enumerate(shares, 1)})
     return rows
 
 

@@ -16,11 +16,14 @@ from paceline.bench.run.backend import Sampling
 from paceline.bench.run.grid import Grid, Setting, parse_setting
 from paceline.bench.run.load import Load
 from paceline.errors import InvalidOptionError
+from paceline.spec.config.speculative_config import SpeculativeConfig
 
 NO_DRAFTER = "none"
 DRAFTERS = (NO_DRAFTER, "ngram", "eagle3", "auto")
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZATIONS = ("int8", "gguf", "checkpoint")
+BY_PRICE = " by price"  # behind a drafter's name: it drafts as much as pays, and not its default size
+DRAFTER_SIZES = ("default", "price")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,34 @@ def parse_format(text: str) -> Format:
     return Format(name or _short(model), model)
 
 
+def parse_drafters(texts: Sequence[str], sizes: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Name -> speculative_config, of drafters as users write them: `ngram`, `ngram:4`, `NAME={"method": ...}`.
+
+    One without a size drafts its default size, so that tokens per pass can be compared between formats, or as much as
+    pays, or both in turn (`sizes`).
+
+    >>> list(parse_drafters(["ngram", "suffix:8", "auto"], ["default", "price"]))
+    ['none', 'ngram', 'ngram by price', 'suffix:8', 'auto']"""
+    found: dict[str, dict[str, Any]] = {NO_DRAFTER: {"method": "none"}}
+    for text in dict.fromkeys(texts):
+        name, separator, config_text = text.partition("=")
+        is_named = bool(separator) and config_text.lstrip().startswith("{") and not text.lstrip().startswith("{")
+        config = parse_setting(config_text if is_named else text).config if text != NO_DRAFTER else None
+        if config is None:
+            continue
+        name = name if is_named else text
+        parsed = SpeculativeConfig.parse(config)
+        assert parsed is not None
+        if not parsed.sized_by_price:
+            found[name] = config
+            continue
+        if "default" in sizes:
+            found[name] = config | {"num_speculative_tokens": parsed.num_speculative_tokens}
+        if "price" in sizes:
+            found[name + BY_PRICE] = config
+    return found
+
+
 def _short(model: str) -> str:
     return Path(model).name or model
 
@@ -50,7 +81,7 @@ def _short(model: str) -> str:
 @dataclass(frozen=True, slots=True)
 class FormatPlan:
     formats: Sequence[Format]  # the first is the reference
-    drafters: Mapping[str, Sequence[str]]  # format -> the drafters that work on it, `none` among them
+    drafters: Mapping[str, Mapping[str, dict[str, Any]]]  # format -> the drafters that work on it, `none` among them
     users: Sequence[int]
     drafter_users: Sequence[int]  # where drafters are measured too
     workload: str
@@ -67,8 +98,7 @@ class FormatPlan:
         return grids + ([self._grid(plain, plain_only)] if plain_only else [])
 
     def _setting(self, form: Format, drafter: str) -> Setting:
-        config = parse_setting("plain" if drafter == NO_DRAFTER else drafter).config
-        return Setting(setting_name(form.name, drafter), config, form=form.name)
+        return Setting(setting_name(form.name, drafter), self.drafters[form.name][drafter], form=form.name)
 
     def _grid(self, settings: list[Setting], users: Sequence[int]) -> Grid:
         loads = [Load(concurrency=count) for count in users]

@@ -30,6 +30,7 @@ STEPS = 20  # ratios tried, 0 to 0.95: half as many miss the best by up to 0.05,
 SHRINKS = (1.0, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)  # below half of the range nothing was ever better in the paper
 NOT_SHRUNK = ("self_attn.q_proj", "self_attn.k_proj")
 LEAST_SCALE = 1e-4
+SEARCH_OUTPUTS = 512  # by which a ratio is judged: the time of a search grows with them, its choice hardly changes
 
 
 def scaled(
@@ -56,6 +57,7 @@ def scaled(
 
 def best_scales(weight: Tensor, inputs: Tensor, magnitude: Tensor, group_size: int) -> Tensor:
     """[in], by which to multiply the weight's columns."""
+    weight = weight[:: max(1, len(weight) // SEARCH_OUTPUTS)]  # spread over all matrices that are scaled together
     exact = inputs @ weight.T
     best, found = float("inf"), torch.ones_like(magnitude)
     for step in range(STEPS):

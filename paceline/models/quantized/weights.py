@@ -21,6 +21,7 @@ from paceline.models.quantized.scheme import Scheme
 PLAIN = (torch.float32, torch.bfloat16, torch.float16)
 CACHE_SCALES = (".k_scale", ".v_scale", ".q_scale")  # for a quantized KV cache; ours has a finer type
 LARGEST_HALF = 65504.0
+HEAD_ROWS = 8192  # of a head that are rounded at a time, to save memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,7 @@ class QuantizedWeights(ShapedWeights):
     ) -> None:
         self._stored, self._scheme, self._keep, self._for_cuda = stored, scheme, keep, for_cuda
         self._layout = LAYOUTS[scheme.layout]
+        self._head = EMBEDDING if config.tie_word_embeddings else HEAD
         self._modules = {name: self._module(name) for name in stored if self._is_quantized(name)}
         consumed = {f"{module}.{name}" for module in self._modules.values() for name in self._layout.names}
         self._names = {f"{module}.weight": module for module in self._modules.values()}
@@ -75,7 +77,7 @@ class QuantizedWeights(ShapedWeights):
 
     def __getitem__(self, name: str) -> Tensor | QuantizedTensor:
         if name not in self._names:
-            return self._stored[name]
+            return self._int8_head() if name == self._head else self._stored[name]
         unpacked = self._layout.unpack(Parts(self._names[name], self._stored, self._scheme), self._scheme)
         if not self._keep:
             return unpacked.dequantized()
@@ -103,6 +105,18 @@ class QuantizedWeights(ShapedWeights):
         finer = int8_blocks(wide)
         self.held["float32, widened" if finer is None else "int8, quantized again"] += 1
         return wide if finer is None else finer
+
+    def _int8_head(self) -> Tensor | QuantizedTensor:
+        """On the native kernels the plain head of 4-bit layers, int8 as in GGUF files: in 16 bits it would be a third
+        of what a pass reads."""
+        head = self._stored[self._head]
+        if not self._keep or self._for_cuda or self._scheme.bits > 4 or isinstance(head, QuantizedTensor):
+            return head
+        parts = [int8_blocks(head[begin : begin + HEAD_ROWS]) for begin in range(0, len(head), HEAD_ROWS)]
+        found = [part for part in parts if part is not None]
+        if len(found) < len(parts):
+            return head  # its rows do not divide into blocks
+        return QuantizedTensor(torch.cat([part.data for part in found]), found[0].kind, (len(head), head.shape[1]))
 
     def _groups(self, linear: QuantizedLinear | Float8Linear) -> Tensor | QuantizedTensor:
         grouped = integer_groups(linear) if isinstance(linear, QuantizedLinear) else float8_groups(linear)

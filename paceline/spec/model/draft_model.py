@@ -10,6 +10,9 @@ target's own embedding. Without a model the one that is shipped for the target i
 
 With `num_draft_layers` instead of a model, the target's own first layers draft, with its norm and head. Their KV is the
 target's, so such a draft costs no memory at all. A model with other tokens drafts through text (foreign_drafter.py).
+
+On the native CPU kernels a large model drafts in 4 bits, whatever its file has (`draft_quantization`): a draft pass
+waits for memory, and what rounding changes is verified like everything else.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,6 +28,7 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError
 from paceline.models.drafters.load import UNTRAINED, load_network
+from paceline.models.loader import LoadedModel
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.static_inputs import PassRoom
 from paceline.spec.engine_parts import EngineParts
@@ -53,6 +57,16 @@ class Fed:
         return min(end, len(token_ids) - 1)  # the last token is always computed: its logits start the draft
 
 
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """How the model drafts: options of the method."""
+
+    sampling: str | None
+    widths: Sequence[int] | None
+    quantization: str = "auto"
+    min_prob: float = 0.0
+
+
 class Drafter(Protocol):
     """Turns requests into trees, keeping whatever KV it needs."""
 
@@ -79,9 +93,12 @@ class DraftModelProposer(RoundsProposer):
         num_draft_layers: int | None,
         draft_sampling: str | None,
         tree_widths: Sequence[int] | None,
+        draft_quantization: str = "auto",
+        draft_min_prob: float = 0.0,
     ) -> None:
         self.needs = Needs(lookahead_slots=largest.num_nodes, draft_probs=draft_sampling == "sampled")
-        self._drafter = make_drafter(services, model, num_draft_layers, draft_sampling, tree_widths)
+        how = Drafting(draft_sampling, tree_widths, draft_quantization, draft_min_prob)
+        self._drafter = make_drafter(services, model, num_draft_layers, how)
         target = services.decoder
         if isinstance(target, PaddedDecoder) and tree_widths is None and draft_sampling != "sampled":
             draft = self._drafter.round_draft(target, round_room(services, largest))
@@ -102,21 +119,20 @@ class DraftModelProposer(RoundsProposer):
 class OwnLayersDrafter:
     """The target's first layers, on the target's KV."""
 
-    def __init__(
-        self, services: EngineParts, num_layers: int, sampling: str | None, widths: Sequence[int] | None
-    ) -> None:
+    def __init__(self, services: EngineParts, num_layers: int, how: Drafting) -> None:
         assert services.decoder is not None and services.kv_cache is not None
         available = services.decoder.config.num_layers
         if num_layers > available:
             raise InvalidOptionError(f"num_draft_layers is {num_layers}, but the target has only {available} layers")
-        self._layers, self._sampling = range(num_layers), sampling
+        self._layers, self._sampling = range(num_layers), how.sampling
         self._drafter = ModelDrafter(
             services.decoder,
             services.kv_cache,
             services.block_size,
             layers=self._layers,
-            widths=widths,
-            sampling=sampling,
+            widths=how.widths,
+            sampling=how.sampling,
+            min_prob=how.min_prob,
         )
 
     def draft(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[DraftTree]:
@@ -139,20 +155,20 @@ class SeparateDrafter:
         self,
         services: EngineParts,
         decoder: Decoder,
-        sampling: str | None,
-        widths: Sequence[int] | None,
+        how: Drafting,
         capture: Callable[[PassRoom], PaddedDecoder] | None = None,  # where its passes can be captured
     ) -> None:
-        self._is_chain = widths is None
+        self._is_chain = how.widths is None
         self._fed: dict[str, Fed] = {}
-        self._sampling, self._capture = sampling, capture
+        self._sampling, self._capture = how.sampling, capture
         self._drafter = ModelDrafter(
             decoder,
             allocate(decoder, services.num_slots),
             services.block_size,
-            widths=widths,
-            sampling=sampling,
+            widths=how.widths,
+            sampling=how.sampling,
             vocab_size=services.vocab_size,
+            min_prob=how.min_prob,
         )
 
     def draft(self, requests: Sequence[Request], budgets: Sequence[Budget]) -> list[DraftTree]:
@@ -186,21 +202,38 @@ class SeparateDrafter:
         return fed is not None and fed.num_tokens == request.num_tokens
 
 
-def make_drafter(
-    services: EngineParts, model: Any, num_layers: int | None, sampling: str | None, widths: Sequence[int] | None
-) -> Drafter:
+def make_drafter(services: EngineParts, model: Any, num_layers: int | None, how: Drafting) -> Drafter:
     if num_layers is not None:
-        return OwnLayersDrafter(services, num_layers, sampling, widths)
+        return OwnLayersDrafter(services, num_layers, how)
     if model is None or (isinstance(model, str) and is_distilled(model)):
-        return SeparateDrafter(services, load_distilled(services, model), sampling, widths)
-    from paceline.models.loader import LoadedModel, load_model
+        return SeparateDrafter(services, load_distilled(services, model), how)
     from paceline.spec.model.foreign_drafter import ForeignDrafter, same_tokens
 
-    loaded = load_model(model, num_threads=services.num_threads, quiet=True) if isinstance(model, str) else model
+    loaded = _load(services, model, how) if isinstance(model, str) else model
     if same_tokens(services, loaded):
         capture = loaded.capture if isinstance(loaded, LoadedModel) else None
-        return SeparateDrafter(services, loaded.decoder, sampling, widths, capture)
-    return ForeignDrafter(services, loaded, sampling, widths)
+        return SeparateDrafter(services, loaded.decoder, how, capture)
+    return ForeignDrafter(services, loaded, how.sampling, how.widths)
+
+
+def _load(services: EngineParts, model: str, how: Drafting) -> LoadedModel:
+    """The model as its file has it, or on the native kernels in 4 bits."""
+    from paceline.models.loader import load_model
+
+    if how.quantization != "file" and placement(services).is_native:
+        from paceline.models.drafters.lean_model import can_be_lean, is_large, load_lean_model
+        from paceline.models.loading import load_config
+        from paceline.models.resolve import resolve_model
+
+        path = resolve_model(model, progress=False)
+        fits = can_be_lean(load_config(path))
+        if fits and (how.quantization == "int4" or is_large(path)):
+            return load_lean_model(model, path, num_threads=services.num_threads)
+    if how.quantization == "int4":
+        raise InvalidOptionError(
+            f"draft_quantization 'int4' is for the native CPU kernels, which do not run {model} here: leave it out"
+        )
+    return load_model(model, num_threads=services.num_threads, quiet=True)
 
 
 def is_distilled(model: str) -> bool:

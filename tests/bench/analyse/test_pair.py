@@ -1,13 +1,22 @@
 """The lab of a draft and a target model: what is measured, and what the page makes of it."""
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paceline.bench.analyse.cells import analyse
-from paceline.bench.analyse.pair import category_rows, pair_charts, sweet_spots, tokens_per_pass, width_rows
+from paceline.bench.analyse.pair import (
+    category_rows,
+    pair_charts,
+    position_rows,
+    sweet_spots,
+    tokens_per_pass,
+    variant_rows,
+    width_rows,
+)
 from paceline.bench.analyse.pair_page import pair_page
 from paceline.bench.run.backend import Answer, Sampling
 from paceline.bench.run.grid import Setting
@@ -61,9 +70,29 @@ def test_every_setting_is_one_that_the_engine_takes() -> None:
             SpeculativeConfig.parse(setting.config or {})
     chains, trees, rules = (grid.settings for grid in PLAN.grids())
     assert [setting.name for setting in chains] == ["plain", "K=2", "K=4"]
-    assert [(setting.config or {}).get("tree_widths") for setting in trees] == [None, [1, 1, 1], [3, 1, 1]]
+    assert [(setting.config or {}).get("tree_widths") for setting in trees] == [[1, 1, 1], [3, 1, 1]]
     assert {(setting.config or {})["rejection_sample_method"] for setting in rules} == {"multi_step", "sample_match"}
     assert all((setting.config or {})["draft_sampling"] == "sampled" for setting in rules)
+
+
+def test_chains_that_stop_and_the_files_own_weights_stand_beside_the_others() -> None:
+    plan = replace(PLAN, min_probs=[0.5], file_ks=[2], studies=["chains"])
+    [chains] = plan.grids()
+    configs = {setting.name: setting.config or {} for setting in chains.settings}
+    assert list(configs) == ["plain", "K=2", "K=4", "until 0.5, K=4", "the file's weights, K=2"]
+    for config in configs.values():
+        SpeculativeConfig.parse(config)
+    assert configs["until 0.5, K=4"]["draft_min_prob"] == 0.5
+    assert configs["the file's weights, K=2"]["draft_quantization"] == "file"
+
+
+def test_ways_to_draft_and_positions_are_listed(records: list[Record]) -> None:
+    analysis = analyse(records)
+    rows = variant_rows(analysis)
+    assert [(row["users"], row["drafts"]) for row in rows] == [(1, "K=2"), (1, "K=4"), (4, "K=2"), (4, "K=4")]
+    assert all(row["speedup"] is not None for row in rows)
+    [positions] = position_rows(analysis)
+    assert positions["workload"] == "code" and positions["1"] > positions["2"]
 
 
 def test_the_prediction_is_the_labs_with_the_measured_acceptance(records: list[Record]) -> None:

@@ -13,12 +13,15 @@ import torch
 from paceline.core.forward import Target
 from paceline.core.kv_tensor import allocate_kv
 from paceline.core.sampling_params import SamplingParams
+from paceline.core.weights import QuantizedTensor
 from paceline.llm import LLM
 from paceline.models.decoder import Decoder
 from paceline.models.dequantize import dequantize
+from paceline.models.layout import HEAD
 from paceline.models.loader import load_model, torch_decoder
 from paceline.models.loading import read_weights
 from paceline.models.native import NativeDecoder
+from paceline.models.quantized import weights as quantized_weights
 from paceline.ops import native
 from paceline.ops.packed import PackedWeight
 from tests.forward_batches import Pool, Rows
@@ -70,6 +73,21 @@ def test_native_blocks_hold_the_stored_values(form: str, tmp_path: Path) -> None
         step = weight.view(weight.shape[0], -1, 32).abs().amax(-1).repeat_interleave(32, 1) / 127
         bound = 0.51 * step if held == AGAIN else 2**-11 * weight.abs() + 2**-25
         assert ((wide - weight).abs() <= bound).all()
+
+
+@pytest.mark.parametrize(("form", "is_int8"), [("awq", True), ("gptq", True), ("gptq-8", False)])
+def test_the_plain_head_of_4_bit_layers_is_int8_on_the_native_kernels(
+    form: str, is_int8: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantized_weights, "HEAD_ROWS", 40)  # in several parts
+    head = write_folder(tmp_path, form)[HEAD]
+    found = read_weights(tmp_path, plain_config(), keep_quantized=True)[HEAD]
+    assert isinstance(found, QuantizedTensor) == is_int8
+    if isinstance(found, QuantizedTensor):
+        step = head.view(head.shape[0], -1, 32).abs().amax(-1).repeat_interleave(32, 1) / 127
+        assert found.shape == head.shape and ((dequantize(found) - head).abs() <= 0.51 * step).all()
+    for how in ({"keep_quantized": False}, {"keep_quantized": True, "for_cuda": True}):
+        assert torch.equal(torch.as_tensor(read_weights(tmp_path, plain_config(), **how)[HEAD]), head)
 
 
 @NATIVE

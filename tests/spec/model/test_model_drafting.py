@@ -101,6 +101,31 @@ def test_a_worse_model_changes_nothing_but_the_speed() -> None:
     assert 0.0 < acceptance(core) < 1.0
 
 
+def test_a_chain_stops_where_its_path_is_unlikely() -> None:
+    """By the model's own probabilities: at 1 nearly no path is likely enough, at 0 every one is."""
+    drafted = {}
+    for min_prob in (0.0, 0.6, 1.0):
+        options = {"num_speculative_tokens": 5, "draft_min_prob": min_prob}
+        core = toy_core({"method": "draft_model", "model": twin(), **options}, num_blocks=256)
+        answers = run_all(core, batch())
+        assert answers == run_all(toy_core(num_blocks=256), batch())
+        stats = core.speculator.stats()["draft_model"]
+        drafted[min_prob] = stats["num_draft_tokens"] / stats["num_drafts"]
+        assert acceptance(core) == 1.0  # a twin is right whatever its chances are, and its keys stay in step
+    assert drafted[0.0] > drafted[0.6] > drafted[1.0] >= 1.0
+
+
+def test_sampled_drafts_do_not_stop_by_what_was_drawn() -> None:
+    config = {"method": "draft_model", "model": twin(), "rejection_sample_method": "rejection"}
+    core = toy_core(config | {"num_speculative_tokens": 3, "draft_min_prob": 1.0}, num_blocks=256)
+    requests = batch(temperature=1.0)
+    for request in requests:
+        core.add_request(request)
+    while not all(request.draft for request in requests):
+        core.step()
+    assert [len(request.draft) for request in requests] == [3] * len(requests)
+
+
 def test_all_layers_of_the_target_are_always_right() -> None:
     for config in ({"method": "layer_skip", "draft_layers": [0]}, {"method": "draft_model", "num_draft_layers": 1}):
         core = toy_core(config, num_blocks=256)
