@@ -22,6 +22,7 @@ from paceline.cluster.backend import ClusterBackend
 from paceline.cluster.prefill_time import PrefillTime
 from paceline.cluster.simulate.run import Fleet, simulate
 from paceline.cluster.simulate.trace import Trace, TraceRequest
+from paceline.cluster.status import ask as ask_worker
 from paceline.cluster.worker_spec import WorkerSpec
 from paceline.lab.pass_cost import PassCost
 
@@ -45,7 +46,7 @@ UTILIZATION = (0.15, 0.25, 0.35, 0.5)  # of what one worker could read and answe
 def check(args: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
     command = [sys.executable, str(Path(__file__).parent / "sleeping_worker.py"), args.model]
     if not args.sleeping:
-        command = worker_command(args.model, args.threads, ["--spec-method", "none"])
+        command = worker_command(args.model, args.threads, ["--spec-method", "none", "--device", args.device])
     rows: list[dict[str, Any]] = []
     spec: WorkerSpec | None = None
     for name, (roles, policy, share) in FLEETS.items():
@@ -54,7 +55,7 @@ def check(args: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
             spec = calibrated(backend, args, roles, spec)
             backend = ClusterBackend(workers.addresses(), args.tokenizer, "kv_aware", policy, spec)
             for part in UTILIZATION:
-                rate = part * share / request_s(args, spec)
+                rate = part * share / request_s(args.lengths, args.answer, spec)
                 asks = load(args, rate, load_seed(args, len(rows)))
                 real, told = asyncio.run(run_load(backend, asks)), predicted(asks, spec, roles, policy)
                 rows.append({"workers": name, "load": part, "rate": rate} | compared(real, told))
@@ -120,11 +121,17 @@ async def _link(backend: ClusterBackend, args: argparse.Namespace, spec: WorkerS
     return spec.replace(bandwidth=spec.kv_bytes_per_token / token_s, latency_s=max(0.0, few_s - few * token_s))
 
 
-def request_s(args: argparse.Namespace, spec: WorkerSpec) -> float:
-    """Seconds of one worker that a request of the load takes when eight share the passes."""
+def request_s(lengths: Sequence[int], answer: int, spec: WorkerSpec) -> float:
+    """Seconds of one worker that a request of a load takes when eight share the passes."""
     time = PrefillTime(spec)
-    prompt_s = statistics.fmean(time.prompt_s(count).seconds for count in args.lengths)
-    return prompt_s + args.answer * spec.pass_cost(8) / 8
+    prompt_s = statistics.fmean(time.prompt_s(count).seconds for count in lengths)
+    return prompt_s + answer * spec.pass_cost(8) / 8
+
+
+async def measured_spec(address: tuple[str, int]) -> WorkerSpec:
+    """By what a worker measured when it started."""
+    curve = (await ask_worker(*address))["pass_cost"]
+    return WorkerSpec("measured", PassCost.of({int(rows): float(seconds) for rows, seconds in curve.items()}))
 
 
 # One load, real and simulated
