@@ -151,6 +151,7 @@ class KVExchange:
         if parts is None or not self._blocks.write(self._kv.held[ticket.number][index], parts):
             return False
         ticket.written.add(index)
+        ticket.expires_s = max(ticket.expires_s, self._clock() + TTL_S)  # more is coming
         return True
 
     def commit(self, ticket: Ticket, verified: Iterable[int]) -> int:

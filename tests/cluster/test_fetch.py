@@ -43,10 +43,17 @@ class Holder:
     num_reads_before_expiry: int = 99
     open_leases: int = 0
 
-    async def pin(self, hashes: Sequence[bytes], num_read: int) -> tuple[list[bytes], list[bytes]]:
+    @property
+    def held(self) -> set[bytes]:
+        return {key.hash for key in KEYS[: self.num_held]}
+
+    async def pin(
+        self, hashes: Sequence[bytes], num_read: int, computing: "asyncio.Future[None] | None" = None
+    ) -> tuple[list[bytes], list[bytes]]:
         self.open_leases += 1
-        held = {key.hash for key in KEYS[: self.num_held]}
-        lease = [one for one in hashes if one in held]
+        while computing is not None and not computing.done() and hashes[0] not in self.held:
+            await asyncio.sleep(0.001)
+        lease = [one for one in hashes if one in self.held]
         return lease, [content(Key(one)) for one in lease[:num_read]]
 
     def num_pinned(self, lease: list[bytes]) -> int:
@@ -67,6 +74,9 @@ class Taker:
     here: set[int] = field(default_factory=set)
     written: dict[int, bytes] = field(default_factory=dict)
     open_tickets: int = 0
+
+    async def num_here(self, keys: Sequence[Any]) -> int:
+        return next((i for i in range(len(keys)) if i not in self.here), len(keys))
 
     async def reserve(self, keys: Sequence[Any]) -> Sequence[Any]:
         self.open_tickets += 1
@@ -103,7 +113,7 @@ async def fetch(
     async with listening(serve) as port:
         channel = await way.reader.connect("127.0.0.1", port)
         try:
-            return await fetch_blocks(channel, KEYS, taker, idle_s)
+            return await fetch_blocks(channel, KEYS, taker, idle_timeout_s=idle_s)
         finally:
             channel.close()
 
@@ -189,7 +199,7 @@ def test_blocks_that_nobody_asked_for_are_not_taken() -> None:
         async with listening(serve) as port:
             channel = await connect("127.0.0.1", port)
             try:
-                return await fetch_blocks(channel, KEYS, taker, 5)
+                return await fetch_blocks(channel, KEYS, taker, idle_timeout_s=5)
             finally:
                 channel.close()
 

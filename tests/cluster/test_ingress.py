@@ -71,7 +71,7 @@ def test_closing_a_stream_aborts_it_on_the_worker() -> None:
 
 def test_closing_a_stream_aborts_its_prompt_on_the_prefill_worker() -> None:
     async def run() -> None:
-        async with cluster("prefill", "decode", step_s=60.0) as rig:
+        async with cluster("prefill", "decode", step_s=60.0, chunk_blocks=2) as rig:
             asking = asyncio.create_task(rig.ask(PROMPT))
             while not rig.node("prefill0").engine.running:
                 await asyncio.sleep(0.005)
