@@ -37,6 +37,7 @@ NUM_FACTORS = 200  # by which passes of the same rows differ
 LONE = 8  # tokens of the prompt that shows what the way takes
 MOVED = (48, 144)  # lone prompts that a prefill worker computes, each in one pass: nothing travels before its end
 NEIGHBOUR_STREAMS, NEIGHBOUR_TOKENS = 2, 16  # what keeps a neighbour busy: answers to prompts of `PROMPTS`
+NEIGHBOUR_REQUESTS = 1000  # more than it can answer while the other worker is measured
 SEEDS = 1000  # of loads, between one `--seed` and the next
 FLEETS: dict[str, tuple[list[str], str, float]] = {  # roles, policy, workers that share the prompts
     "1 mixed": (["decode"], "local", 1.0),
@@ -111,17 +112,14 @@ async def _beside(
     await backend.start().tried()
     await neighbour.start().tried()
 
-    async def keep_busy(stream: int) -> None:
-        for turn in itertools.count():
-            prompt = words(args.tokenizer, PROMPTS[turn % len(PROMPTS)], 70_000_000 + 1000 * turn + stream)
-            await answer_all(neighbour, [Ask(0.0, prompt, NEIGHBOUR_TOKENS)], 1)
-
-    busy = [asyncio.create_task(keep_busy(stream)) for stream in range(NEIGHBOUR_STREAMS)]
+    lengths = itertools.islice(itertools.cycle(PROMPTS), NEIGHBOUR_REQUESTS)
+    asks = [Ask(0.0, words(args.tokenizer, count, 70_000_000 + i), NEIGHBOUR_TOKENS) for i, count in enumerate(lengths)]
+    busy = asyncio.create_task(answer_all(neighbour, asks, NEIGHBOUR_STREAMS))
     curve, _ = await _stream_passes(backend, args, 250_000)
     curve |= await _prompt_passes(backend, args, 290_000, way_s, max(curve.values()))
-    for task in busy:
-        task.cancel()
-    await asyncio.gather(*busy, return_exceptions=True)
+    assert not busy.done(), "the neighbour was idle in the end"
+    busy.cancel()
+    await asyncio.gather(busy, return_exceptions=True)
     await backend.stop()
     await neighbour.stop()
     return curve
