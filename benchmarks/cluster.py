@@ -3,9 +3,12 @@
     python benchmarks/cluster.py soak      [--requests 2000] [--streams 12] [--kill-every 3] [--model smollm2-135m]
                                            [--transport tcp]
                                            kill -9 of random workers; without --model: random weights, a few layers
-    python benchmarks/cluster.py server    [--threads 2] [--rounds 5] [--tokens 64]         beside `paceline serve`
+    python benchmarks/cluster.py server    [--threads 2] [--rounds 5] [--tokens 64] [--streams 1 32] [--device cpu]
+                                           beside `paceline serve` and `LLM.generate`, in turns
     python benchmarks/cluster.py routing   [--requests 120] [--rate 2]                      routers, shared prefixes
-    python benchmarks/cluster.py disagg    [--requests 36] [--rate 1]                       long and short prompts
+    python benchmarks/cluster.py disagg    [--requests 36] [--rate 1] [--workers 2]         long and short prompts
+                                           or, instead of both: [--load 0.4] [--seconds 30]
+                                           [--long 1400] [--short 60] [--answer 48]
     python benchmarks/cluster.py simulate-check [--seconds 30] [--sleeping]                 predicted and measured
                                            [--lengths 60 150 330] [--answer 24] [--seed 0]
                                            [--model smollm2-135m] [--threads 1] [--spec none]
@@ -25,6 +28,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from cluster_disagg import disagg
 from cluster_load import Answered, Ask, arrivals, fleet, row, run_load, words, worker_command
 from cluster_server import server
 from cluster_simulate import check
@@ -42,7 +46,7 @@ Rows = list[dict[str, Any]]
 
 
 def command(args: argparse.Namespace, *more: str) -> list[str]:
-    return worker_command(args.model, args.threads, ["--spec-method", args.spec, *more])
+    return worker_command(args.model, args.threads, ["--spec-method", args.spec, "--device", args.device, *more])
 
 
 def run(args: argparse.Namespace, workers: LocalWorkers, asks: list[Ask], router: str, policy: str) -> list[Answered]:
@@ -67,38 +71,15 @@ def routing(args: argparse.Namespace) -> tuple[Rows, bool]:
     return rows, all(best["hit rate"] >= other["hit rate"] for other in rows)
 
 
-def disagg(args: argparse.Namespace) -> tuple[Rows, bool]:
-    """Long prompts among short ones, on two workers that share the work in different ways."""
-    wide = ["--max-token-delay", "60"]  # no limit that matters: chunks are as long as a pass may be
-    fleets: list[tuple[list[str], list[str], dict[str, str]]] = [
-        (["decode"] * 2, ["--max-num-batched-tokens", "512", *wide], {"2 mixed, chunks of 512": "local"}),
-        (["decode"] * 2, ["--max-num-batched-tokens", "64", *wide], {"2 mixed, chunks of 64": "local"}),
-        (["decode"] * 2, [], {"2 mixed, 20 ms delay": "local"}),
-        (
-            ["prefill", "decode"],
-            [],
-            {"1 + 1, always remote": "remote", "1 + 1, dynamo": "dynamo", "1 + 1, cost": "cost"},
-        ),
-    ]
-    rows, times = list[dict[str, Any]](), arrivals(args.requests, args.rate, 0)
-    for roles, options, ways in fleets:
-        with fleet(command(args, *options), roles) as workers:
-            for name, policy in ways.items():
-                seed = 100_000 * len(rows)
-                asks = [
-                    Ask(at_s, words(args.tokenizer, 1400 if i % 5 == 0 else 60, seed + i), 48, i)
-                    for i, at_s in enumerate(times)
-                ]
-                answers = run(args, workers, asks, "kv_aware", policy)
-                short = [one for one in answers if len(one.ask.prompt) < 100]
-                rows.append({"workers": name} | row(answers) | {"short TTFT p99 ms": row(short)["TTFT p99 ms"]})
-    return rows, all(row["failed"] == 0 for row in rows)
-
-
 EXPERIMENTS = {"soak": soak, "server": server, "routing": routing, "disagg": disagg, "simulate-check": check}
-TOKENS = {"soak": 300, "server": 64}
-REQUESTS = {"soak": 2000, "routing": 120, "disagg": 36}
-RATES = {"soak": 4.0, "routing": 2.0, "disagg": 1.0}
+# What differs from one experiment to another
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "soak": {"requests": 2000, "streams": [12], "tokens": 300, "num_kv_blocks": 1000, "spec": "ngram"},
+    "server": {"streams": [1, 32], "tokens": 64, "num_kv_blocks": 4096},
+    "routing": {"requests": 120, "rate": 2.0},
+    "disagg": {"requests": 36, "rate": 1.0, "answer": 48},
+    "simulate-check": {"answer": 24},
+}
 
 
 def main() -> int:
@@ -106,23 +87,29 @@ def main() -> int:
     parser.add_argument("experiment", choices=EXPERIMENTS)
     parser.add_argument("--model", help="(default: smollm2-135m; soak: a tiny one with random weights)")
     parser.add_argument("--threads", type=int, default=1, help="of each worker")
-    parser.add_argument("--spec", default="none", help="drafting method of the workers")
+    parser.add_argument("--device", default="cpu", help="of each worker")
+    parser.add_argument("--spec", help="drafting method of the workers (default: none; soak: ngram)")
     parser.add_argument("--requests", type=int)
     parser.add_argument("--rate", type=float, help="requests per second")
     parser.add_argument("--kill-every", type=float, default=3.0, metavar="SECONDS", help="soak: mean pause")
     parser.add_argument("--rounds", type=int, default=5, help="server: of either side, after an untimed one")
-    parser.add_argument("--streams", type=int, default=12, help="soak: requests at a time")
+    parser.add_argument("--streams", type=int, nargs="+", help="soak, server: requests at a time")
     parser.add_argument("--tokens", type=int, help="soak, server: of the shortest answer")
-    parser.add_argument("--num-kv-blocks", type=int, default=1000, help="soak: of each worker")
+    parser.add_argument("--num-kv-blocks", type=int, help="soak, server: of each worker (default: 1000, 4096)")
     parser.add_argument("--transport", default="tcp", help="soak: of KV blocks")
-    parser.add_argument("--seed", type=int, default=0, help="soak: of the kills; simulate-check: of the loads")
-    parser.add_argument("--seconds", type=float, default=30.0, help="simulate-check: of each run")
+    parser.add_argument("--seed", type=int, default=0, help="soak: of the kills; others: of the loads")
+    parser.add_argument("--seconds", type=float, default=30.0, help="simulate-check, disagg with --load: of each run")
+    parser.add_argument("--workers", type=int, default=2, help="disagg: all mixed, or half of them for prompts")
+    parser.add_argument("--load", type=float, help="disagg: share of the workers' time, by what their passes take")
+    parser.add_argument("--long", type=int, default=1400, help="disagg: tokens of one prompt in five")
+    parser.add_argument("--short", type=int, default=60, help="disagg: of the others")
     parser.add_argument("--lengths", type=int, nargs="+", default=[60, 150, 330], help="simulate-check: of the prompts")
-    parser.add_argument("--answer", type=int, default=24, help="simulate-check: tokens of an answer")
+    parser.add_argument("--answer", type=int, help="simulate-check, disagg: tokens of an answer (default: 24, 48)")
     parser.add_argument("--sleeping", action="store_true", help="simulate-check: tiny workers whose passes sleep")
     args = parser.parse_args()
-    args.requests, args.rate = args.requests or REQUESTS.get(args.experiment), args.rate or RATES.get(args.experiment)
-    args.tokens = args.tokens or TOKENS.get(args.experiment)
+    for name, value in ({"spec": "none"} | DEFAULTS[args.experiment]).items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
     with tempfile.TemporaryDirectory() as folder:
         if args.model is None and (args.experiment == "soak" or args.sleeping):
             args.model = str(write_tiny_model(Path(folder)))

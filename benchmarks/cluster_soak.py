@@ -76,11 +76,12 @@ def soak(args: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
         Ask(0.0, words(args.tokenizer, 40 + 37 * i % 300, i), args.tokens + 7 * i % 50, i, 0.8 * (i % 2))
         for i in range(args.requests)
     ]
-    options = ["--spec-method", args.spec, "--num-kv-blocks", str(args.num_kv_blocks), "--transport", args.transport]
+    options = ["--spec-method", args.spec, "--device", args.device]
+    options += ["--num-kv-blocks", str(args.num_kv_blocks), "--transport", args.transport]
     chaos = Chaos(args.kill_every, args.seed)
     with fleet(worker_command(args.model, args.threads, options), ROLES) as workers:
         backend = ClusterBackend(workers.addresses(), args.tokenizer, "kv_aware", "remote")
-        ingress, answers = asyncio.run(_run(backend, asks, args.streams, chaos))
+        ingress, answers = asyncio.run(_run(backend, asks, args.streams[0], chaos))
         all_free = asyncio.run(_all_free(workers))
         processes = [worker.process for worker in workers.workers]
     codes = [process.returncode for process in processes if process is not None]
@@ -140,7 +141,9 @@ async def _once_up(host: str, port: int) -> dict[str, Any]:
 
 def _differences(args: argparse.Namespace, answers: list[Answered]) -> dict[str, int]:
     """Answers, bit for bit, beside those of one engine that drafts nothing."""
-    llm = LLM(args.model, {"method": "none"}, num_threads=args.threads, num_kv_blocks=args.num_kv_blocks)
+    llm = LLM(
+        args.model, {"method": "none"}, device=args.device, num_threads=args.threads, num_kv_blocks=args.num_kv_blocks
+    )
     wrong = lost = doubled = 0
     prompts = [{"prompt_token_ids": one.ask.prompt} for one in answers]
     expected = llm.generate(prompts, [one.ask.params for one in answers], use_tqdm=False)

@@ -68,7 +68,8 @@ class Offline:
 def offline_role(args: argparse.Namespace) -> None:
     from paceline import LLM, SamplingParams
 
-    llm = LLM(args.model, args.speculative_config, num_threads=args.num_threads, num_kv_blocks=args.num_kv_blocks)
+    options = {"device": args.device, "num_threads": args.num_threads, "num_kv_blocks": args.num_kv_blocks}
+    llm = LLM(args.model, args.speculative_config, **options)
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         job = json.loads(line)
@@ -117,7 +118,7 @@ class Server:
 
 
 def engine_arguments(args: argparse.Namespace) -> list[str]:
-    given = ["--model", args.model, "--num-kv-blocks", str(args.num_kv_blocks)]
+    given = ["--model", args.model, "--device", args.device, "--num-kv-blocks", str(args.num_kv_blocks)]
     if args.num_threads:
         given += ["--num-threads", str(args.num_threads)]
     if args.speculative_config:
@@ -336,6 +337,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--speculative-config", type=json.loads, metavar="JSON")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--num-kv-blocks", type=int, default=4096)
     parser.add_argument("--workload", default="all", help="of paceline bench, or a JSONL file")

@@ -94,9 +94,13 @@ class EngineSeam:
 
         self._beginning = asyncio.ensure_future(self._exchange(begin))
 
-    async def _exchange(self, work: Callable[[KVExchange], Result]) -> Result:
-        """In the engine's thread, between two steps."""
-        return await self._llm.call_engine(lambda core: work(core.exchange))
+    async def _exchange(
+        self, work: Callable[[KVExchange], Result], when: Callable[[KVExchange], bool] | None = None
+    ) -> Result:
+        """In the engine's thread, between two steps; with `when`, after the step from which on that holds."""
+        if when is None:
+            return await self._llm.call_engine(lambda core: work(core.exchange))
+        return await self._llm.call_engine(lambda core: work(core.exchange), lambda core: when(core.exchange))
 
     def keys(self, token_ids: Sequence[int], cache_salt: str) -> Sequence[BlockKey]:
         """As `KVExchange.usable` gives them, without a wait for the engine."""
@@ -105,12 +109,27 @@ class EngineSeam:
 
     # Blocks out
 
-    async def pin(self, hashes: Sequence[BlockHash], num_read: int) -> tuple[Lease, list[bytes]]:
+    async def pin(
+        self, hashes: Sequence[BlockHash], num_read: int, computing: "asyncio.Future[None] | None" = None
+    ) -> tuple[Lease, list[bytes]]:
         def work(exchange: KVExchange) -> tuple[Lease, list[bytes]]:
             lease = exchange.pin(hashes)
             return lease, [exchange.read(lease, i) for i in range(min(num_read, len(lease.hashes)))]
 
-        return await self._exchange(work)
+        if computing is None or computing.done():
+            return await self._exchange(work)
+
+        def is_stored(exchange: KVExchange) -> bool:
+            return computing.done() or exchange.num_held(hashes[:1]) > 0
+
+        def ended(computing: "asyncio.Future[None]") -> None:
+            self._llm.look_again()
+
+        computing.add_done_callback(ended)
+        try:
+            return await self._exchange(work, is_stored)  # before the next pass: that one may be long
+        finally:
+            computing.remove_done_callback(ended)
 
     def num_pinned(self, lease: Lease) -> int:
         return len(lease.hashes)
@@ -130,6 +149,9 @@ class EngineSeam:
         await self._exchange(lambda exchange: exchange.release(lease))
 
     # Blocks in
+
+    async def num_here(self, keys: Sequence[BlockKey]) -> int:
+        return await self._exchange(lambda exchange: exchange.num_held(key.hash for key in keys))
 
     async def reserve(self, keys: Sequence[BlockKey]) -> Ticket:
         return await self._exchange(lambda exchange: exchange.reserve(keys))

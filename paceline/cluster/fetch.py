@@ -1,17 +1,20 @@
 """KV blocks by their hashes, from a worker that holds them to one that needs them.
 
-    reader -> holder   FETCH  the hashes
-    holder -> reader   BLOCK  one per block: its hash, its bytes
-                       END    how many there were
+    reader -> holder   PREFILL  a prompt that the holder shall compute
+                       FETCH    the hashes
+    holder -> reader   BLOCK    one per block: its hash, its bytes
+                       WAIT     more are being computed
+                       END      how many there were
 
-The holder pins the blocks under a lease while it sends them. The reader reserves room, writes each block that arrived
-whole, and commits what it has when the last one came, the connection ended, or nothing came for a while. So it keeps
-every verified block, whatever happened to the others; what is missing is computed, as after any cache miss. Blocks may
-come damaged, twice, in any order, or not at all.
+Blocks go out after the pass that computed them, while the next one runs. The holder pins them under a lease while it
+sends them. The reader reserves room when the first one comes, writes each block that arrived whole, and commits what it
+has when the last one came, the connection ended, or nothing came for a while. So it keeps every verified block,
+whatever happened to the others; what is missing is computed, as after any cache miss. Blocks may come damaged, twice,
+in any order, or not at all.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -24,6 +27,7 @@ BATCH = 16
 # A prefill worker has no streams that wait for their tokens, but passes of a tenth of a second: fewer, larger reads.
 PREFILL_BATCH = 64
 IDLE_TIMEOUT_S = 2.0  # without a frame: what has come is taken. A block takes 1 ms on the slowest link we know
+ALIVE_EVERY_S = 0.5  # a holder that waits for a pass says so
 
 
 class Key(Protocol):
@@ -43,9 +47,12 @@ KeyIn = TypeVar("KeyIn", bound=Key, contravariant=True)
 class BlockHolder(Protocol[LeaseT]):
     """The sender's engine."""
 
-    async def pin(self, hashes: Sequence[bytes], num_read: int) -> tuple[LeaseT, list[bytes]]: ...
+    async def pin(
+        self, hashes: Sequence[bytes], num_read: int, computing: "asyncio.Future[None] | None"
+    ) -> tuple[LeaseT, list[bytes]]: ...
 
-    # on the leading ones that are there, with the bytes of the first so many: each call may wait for a pass to end
+    # on the leading ones that are there, with the bytes of the first so many: each call may wait for a pass to end.
+    # With `computing`: once the first one is there, or when `computing` is over
 
     def num_pinned(self, lease: LeaseT) -> int: ...
 
@@ -56,6 +63,8 @@ class BlockHolder(Protocol[LeaseT]):
 
 class BlockTaker(Protocol[KeyIn, TicketT]):
     """The receiver's engine."""
+
+    async def num_here(self, keys: Sequence[KeyIn]) -> int: ...  # from the first on
 
     async def reserve(self, keys: Sequence[KeyIn]) -> TicketT: ...
 
@@ -77,11 +86,33 @@ class Fetched:
     reason: str  # complete, timeout, closed: ...
 
 
-async def serve_fetch(channel: Channel, frame: Frame, holder: BlockHolder[LeaseT], batch: int = BATCH) -> int:
+async def serve_fetch(
+    channel: Channel,
+    frame: Frame,
+    holder: BlockHolder[LeaseT],
+    batch: int = BATCH,
+    computing: "asyncio.Future[None] | None" = None,  # of these blocks; None: nobody computes more than there are
+) -> int:
     """Answer one FETCH; returns the number of blocks sent."""
     hashes = [bytes.fromhex(text) for text in frame.meta["hashes"]]
+    num_sent, is_over = 0, False
+    while num_sent < len(hashes) and not is_over:
+        is_over = computing is None or computing.done()
+        num_sent += await _send_stored(channel, hashes[num_sent:], holder, batch, computing)
+    await channel.send(Frame(Kind.END, {"num_blocks": num_sent}))
+    return num_sent
+
+
+async def _send_stored(
+    channel: Channel,
+    hashes: Sequence[bytes],
+    holder: BlockHolder[LeaseT],
+    batch: int,
+    computing: "asyncio.Future[None] | None",
+) -> int:
+    """The leading ones that are there."""
     data: list[bytes] | None
-    lease, data = await holder.pin(hashes, batch)
+    lease, data = await _pinned(channel, hashes, holder, batch, computing)
     num_sent, count = 0, holder.num_pinned(lease)
     try:
         while data:
@@ -90,22 +121,48 @@ async def serve_fetch(channel: Channel, frame: Frame, holder: BlockHolder[LeaseT
                 num_sent += 1
             more = range(num_sent, min(num_sent + batch, count))
             data = await holder.read(lease, more) if more else None
-        await channel.send(Frame(Kind.END, {"num_blocks": num_sent}))
     finally:
         await holder.release(lease)
     return num_sent
 
 
+async def _pinned(
+    channel: Channel,
+    hashes: Sequence[bytes],
+    holder: BlockHolder[LeaseT],
+    batch: int,
+    computing: "asyncio.Future[None] | None",
+) -> tuple[LeaseT, list[bytes]]:
+    """Says that it waits, for as long as it does."""
+    pinning = asyncio.ensure_future(holder.pin(hashes, batch, computing))
+    try:
+        while not pinning.done():
+            await asyncio.wait((pinning,), timeout=ALIVE_EVERY_S)
+            if not pinning.done():
+                await channel.send(Frame(Kind.WAIT))  # raises where nobody reads any more
+    except BaseException:
+        if computing is not None:
+            computing.cancel()  # so that the wait for its blocks ends
+        lease, _ = await pinning
+        await holder.release(lease)
+        raise
+    return pinning.result()
+
+
 async def fetch_blocks(
-    channel: Channel, keys: Sequence[KeyT], taker: BlockTaker[KeyT, TicketT], idle_timeout_s: float = IDLE_TIMEOUT_S
+    channel: Channel,
+    keys: Sequence[KeyT],
+    taker: BlockTaker[KeyT, TicketT],
+    prompt: Mapping[str, Any] | None = None,  # that the other side shall compute: token_ids, salt
+    idle_timeout_s: float = IDLE_TIMEOUT_S,
 ) -> Fetched:
     """Get the blocks of these keys, as far as they come; never raises for what the other side or the network did."""
-    ticket = await taker.reserve(keys)
-    wanted = {keys[i].hash: i for i in taker.missing(ticket)}
-    incoming = _Incoming(taker, ticket, wanted)
+    incoming = _Incoming(taker, keys)
     reason = "complete"
     try:
-        if wanted:
+        if prompt is not None:  # first: it begins while the engine here is asked what is missing
+            await channel.send(Frame(Kind.PREFILL, dict(prompt)))
+        if wanted := await incoming.look():
             await channel.send(Frame(Kind.FETCH, {"hashes": [one.hex() for one in wanted]}))
             while not incoming.is_complete:
                 async with asyncio.timeout(idle_timeout_s):
@@ -121,14 +178,23 @@ async def fetch_blocks(
 
 
 class _Incoming(Generic[TicketT]):
-    def __init__(self, taker: BlockTaker[Any, TicketT], ticket: TicketT, wanted: dict[bytes, int]) -> None:
-        self._taker, self._ticket, self._wanted = taker, ticket, wanted
+    def __init__(self, taker: BlockTaker[Any, TicketT], keys: Sequence[Key]) -> None:
+        self._taker, self._keys = taker, keys
+        self._ticket: TicketT | None = None  # from the first block on: before it, others may use the room
+        self._num_here = 0
+        self._wanted: dict[bytes, int] = {}
         self._batch: dict[int, bytes] = {}
         self._num_announced: int | None = None  # by END
         self._seen: set[bytes] = set()  # hashes, whole or damaged
         self.verified: set[int] = set()
         self.num_damaged = 0
         self.num_bytes = 0
+
+    async def look(self) -> list[bytes]:
+        """The hashes of those that are not here."""
+        self._num_here = await self._taker.num_here(self._keys)
+        self._wanted = {self._keys[i].hash: i for i in range(self._num_here, len(self._keys))}
+        return list(self._wanted)
 
     @property
     def is_complete(self) -> bool:
@@ -143,6 +209,10 @@ class _Incoming(Generic[TicketT]):
             return
         if frame.kind is not Kind.BLOCK:
             return
+        if self._ticket is None:
+            self._ticket = await self._taker.reserve(self._keys)
+            missing = {self._keys[i].hash: i for i in self._taker.missing(self._ticket)}
+            self._wanted = {one: i for one, i in missing.items() if one in self._wanted}
         block_hash = bytes.fromhex(frame.meta["hash"])
         self._seen.add(block_hash)
         index = self._wanted.get(block_hash)
@@ -155,6 +225,7 @@ class _Incoming(Generic[TicketT]):
                 await self._flush()
 
     async def _flush(self) -> None:
+        assert self._ticket is not None
         batch = self._taken()
         self._note(batch, await self._taker.write(self._ticket, batch))
 
@@ -168,6 +239,8 @@ class _Incoming(Generic[TicketT]):
 
     async def commit(self) -> int:
         """With what was not written yet: one wait for the engine less."""
+        if self._ticket is None:
+            return self._num_here
         batch = self._taken()
         written, num_blocks = await self._taker.commit(self._ticket, sorted(self.verified), batch)
         self._note(batch, written)

@@ -57,7 +57,7 @@ class Ingress:
         self._addresses = list(addresses)
         self._running: dict[tuple[str, int], tuple[WorkerLink, asyncio.Task[None]]] = {}
         timeout_s = self.config.no_worker_timeout_s
-        self.placer = Placer(decode_router, prefill_router, policy, lambda name: self._by_id[name], timeout_s)
+        self.placer = Placer(decode_router, prefill_router, policy, timeout_s)
         self.traffic = Traffic()
         self.num_resumed = 0
         self.recoveries: deque[Recovery] = deque(maxlen=NUM_RECOVERIES)  # newest last
@@ -153,6 +153,7 @@ class Ingress:
             if "fetched" in item and request.placed is not None:
                 request.placed.num_fetched_blocks = item["fetched"]
                 request.placed.reason += f"; transfer {item['why']}"
+                request.leave_prefill()
             request.items.append(item)
             request.changed.set()
 
@@ -174,7 +175,7 @@ class Ingress:
                 request.waited |= request.resumes_after is not None and not self.placer.decode.worker_ids
                 place = await self.placer.route(keys, len(tokens), avoid)
                 try:
-                    await self._begin(request, place, base, keys, params)
+                    self._begin(request, place, base, keys, params)
                     async for output in self._read(request, request_id, tokens, place):
                         yield output
                         if output.finished:
@@ -185,6 +186,7 @@ class Ingress:
                     avoid = [place.worker_id]
                     logger.info("request %s goes on elsewhere after %s: %s", request_id, place.worker_id, error)
                 finally:
+                    request.leave_prefill()
                     place.close()
         finally:
             del self._open[request_id]
@@ -192,7 +194,7 @@ class Ingress:
             if request.link is not None:
                 request.link.abort(request_id, request.delivery.attempt)  # without effect where it has ended
 
-    async def _begin(
+    def _begin(
         self,
         request: OpenRequest,
         place: Reservation,
@@ -210,13 +212,15 @@ class Ingress:
         request.placed = placed
         self.placer.placed.append(placed)
         if params.prompt_logprobs is None:
-            holder = await self.placer.prefill_elsewhere(placed, place, base["token_ids"], base["salt"], keys)
-            if holder is not None:
-                meta["fetch"] = [holder.host, holder.port]
+            request.there = self.placer.prefill_elsewhere(placed, place, len(base["token_ids"]), keys)
+            if request.there is not None:
+                holder = self._by_id[request.there.worker_id]
+                # One token more than its blocks: a drafter's row is made with the token that comes next, so that
+                # without it the last row would be another one than here, and other drafts would be accepted.
+                num_tokens = len(keys) * self.placer.prefill.block_size + 1
+                meta["fetch"] = {"host": holder.host, "port": holder.port, "num_tokens": num_tokens}
         request.seen.num_new_tokens = place.num_uncached_tokens
         request.seen.is_remote = placed.prefill_worker_id is not None
-        if request.lost is not None:
-            raise WorkerLostError(request.lost)
         link.submit(meta)
 
     async def _read(

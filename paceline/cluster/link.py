@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from paceline.cluster.events import EventReader, Snapshot
 from paceline.cluster.transport import Channel, ChannelClosedError, UnreachableError, connect
-from paceline.cluster.wire import PREFILL_ATTEMPT, Frame, Kind, ProtocolError
+from paceline.cluster.wire import Frame, Kind, ProtocolError
 from paceline.errors import PacelineError
 
 logger = logging.getLogger("paceline.cluster")
@@ -52,7 +52,6 @@ class WorkerLink:
         self.tried = asyncio.Event()  # the first attempt to connect is over
         self._owner, self._stall_timeout_s = owner, stall_timeout_s
         self._channel: Channel | None = None
-        self._prefills: dict[str, asyncio.Future[None]] = {}
         self._outgoing: list[Frame] = []
         self._has_outgoing = asyncio.Event()
         self._reader: EventReader | None = None
@@ -155,10 +154,6 @@ class WorkerLink:
                 self._owner.leaving(self)
             case Kind.PONG:
                 self.figures = frame.meta
-            case Kind.PREFILLED:
-                future = self._prefills.pop(frame.meta["id"], None)
-                if future is not None and not future.done():
-                    future.set_result(None)
             case _:
                 raise ProtocolError(f"a worker does not send {frame.kind.name}")
 
@@ -168,10 +163,6 @@ class WorkerLink:
         if not self.is_up:
             return
         self.is_up, self.last_loss = False, reason
-        for future in self._prefills.values():
-            if not future.done():
-                future.set_exception(WorkerLostError(reason))
-        self._prefills.clear()
         self._owner.lost(self, reason)
 
     def ask_replay(self, start: int) -> None:
@@ -182,18 +173,6 @@ class WorkerLink:
 
     def abort(self, request_id: str, attempt: int) -> None:
         self._post(Frame(Kind.ABORT, {"id": request_id, "attempt": attempt}))
-
-    async def prefill(self, request_id: str, token_ids: list[int], salt: str) -> None:
-        """Until the blocks are there; raises WorkerLostError."""
-        if not self.is_up:
-            raise WorkerLostError(self.last_loss)
-        future = self._prefills[request_id] = asyncio.get_running_loop().create_future()
-        self._post(Frame(Kind.PREFILL, {"id": request_id, "token_ids": token_ids, "salt": salt}))
-        try:
-            await future
-        finally:
-            if self._prefills.pop(request_id, None) is not None:
-                self.abort(request_id, PREFILL_ATTEMPT)  # nobody waits for it any more
 
     def _post(self, frame: Frame) -> None:
         self._outgoing.append(frame)

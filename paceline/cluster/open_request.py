@@ -9,6 +9,7 @@ from paceline.cluster.autoscale import Seen
 from paceline.cluster.delivery import Delivery
 from paceline.cluster.link import WorkerLink
 from paceline.cluster.placer import Placed
+from paceline.cluster.router import Reservation
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class OpenRequest:
     delivery: Delivery
     seen: Seen
     link: WorkerLink | None = None
+    there: Reservation | None = None  # its prompt's place on a prefill worker, while it is computed
     placed: Placed | None = None
     items: list[dict[str, Any]] = field(default_factory=list)
     lost: str | None = None  # why its worker was lost
@@ -32,6 +34,12 @@ class OpenRequest:
     resumes_after: str | None = None  # why its worker was lost, until the next one says something
     waited: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def leave_prefill(self) -> None:
+        """Its blocks have come, or will not."""
+        if self.there is not None:
+            self.there.close()
+            self.there = None
 
     def heard(self) -> Recovery | None:
         """An item with tokens came: the end of a recovery, where it is the first of a new worker."""

@@ -3,10 +3,10 @@
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.cluster.link import WorkerLink, WorkerLostError
+from paceline.cluster.link import WorkerLink
 from paceline.cluster.policy import Policy, Situation
 from paceline.cluster.router import NoWorkerError, Reservation, Router
 
@@ -29,13 +29,11 @@ class Placed:
 
 
 class Placer:
-    def __init__(
-        self, decode: Router, prefill: Router, policy: Policy, link_of: Callable[[str], WorkerLink], timeout_s: float
-    ) -> None:
+    def __init__(self, decode: Router, prefill: Router, policy: Policy, timeout_s: float) -> None:
         self.decode, self.prefill = decode, prefill
         self.timeout_s = timeout_s  # how long a request waits for a decode worker to come back
         self.placed: deque[Placed] = deque(maxlen=NUM_REMEMBERED)  # newest last
-        self._policy, self._link_of = policy, link_of
+        self._policy = policy
         self._joined = asyncio.Event()
 
     def router_of(self, link: WorkerLink) -> Router:
@@ -62,36 +60,25 @@ class Placer:
                 except TimeoutError:
                     raise NoWorkerError("no decode worker has come back: the cluster cannot answer") from None
 
-    async def prefill_elsewhere(
-        self, placed: Placed, place: Reservation, token_ids: list[int], salt: str, keys: Sequence[int]
-    ) -> WorkerLink | None:
-        """The worker whose cache now holds the prompt's blocks; None: the decode worker computes it all."""
-        num_tokens, router = len(token_ids), self.prefill
+    def prefill_elsewhere(
+        self, placed: Placed, place: Reservation, num_tokens: int, keys: Sequence[int]
+    ) -> Reservation | None:
+        """A place on the worker that computes the prompt's blocks; None: the decode worker computes it all."""
         if len(keys) <= place.num_cached_blocks:
             placed.reason = "all of it is cached here"
             return None
         try:
-            there = router.route(keys, num_tokens)
+            there = self.prefill.route(keys, num_tokens)
         except NoWorkerError:
             return None
-        try:
-            decision = self._policy.decide(self._situation(num_tokens, place, there))
-            placed.reason = decision.reason
-            if not decision.remote:
-                return None
-            num_full = len(keys) * router.block_size
-            place.compute_elsewhere(num_tokens - num_full)
-            placed.prefill_worker_id = there.worker_id
-            holder = self._link_of(there.worker_id)
-            # One token more than its blocks: a drafter's row is made with the token that comes next, so that without it
-            # the last row would be another one than here, and other drafts would be accepted.
-            await holder.prefill(placed.request_id, token_ids[: num_full + 1], salt)
-            return holder
-        except WorkerLostError as error:
-            placed.reason += f"; the prefill worker was lost: {error}"
-            return None
-        finally:
+        decision = self._policy.decide(self._situation(num_tokens, place, there))
+        placed.reason = decision.reason
+        if not decision.remote:
             there.close()
+            return None
+        place.compute_elsewhere(num_tokens - len(keys) * self.prefill.block_size)
+        placed.prefill_worker_id = there.worker_id
+        return there
 
     def _situation(self, num_tokens: int, here: Reservation, there: Reservation) -> Situation:
         decode, prefill = self.decode, self.prefill

@@ -141,7 +141,12 @@ class Cost:
         # The rows that are left do not queue: the engine takes the shortest prompts first.
         streams = WorkerLoad(num_running=situation.here.num_running)
         last_s = self._waiting_s(self.here, num_left, situation.num_prompt_tokens - num_left, streams)
-        return there_s + self.here.spec.transfer_s(num_moved) + last_s
+        # Blocks travel while the next pass computes: what is left at its end is the last chunk, and what the link had
+        # no time for.
+        chunk = min(new_there, self.there.chunk_rows(there.num_running))
+        computing_s = self.there.prompt_s(new_there - chunk, situation.num_cached_there, there.num_running).seconds
+        left_s = self.here.spec.transfer_left_s(num_moved, min(num_moved, chunk), computing_s)
+        return there_s + left_s + last_s
 
     def _waiting_s(self, time: PrefillTime, num_tokens: int, num_cached: int, load: WorkerLoad) -> float:
         queue_s = time.prompt_s(load.queued_tokens, 0, load.num_running).seconds

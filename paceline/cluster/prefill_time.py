@@ -39,6 +39,8 @@ class PrefillTime:
         most = spec.max_num_seqs * spec.rows_per_stream + spec.max_num_batched_tokens + 1
         self._pass_s: Floats = np.array([curve(rows) for rows in range(most)])
         self._pass_list: list[float] = self._pass_s.tolist()
+        busy = spec.busy_pass_cost
+        self._busy_list = self._pass_list if busy is None else [busy(rows) for rows in range(most)]
         streams = np.arange(spec.max_num_seqs + 1) * spec.rows_per_stream
         self._base_s: Floats = np.where(streams > 0, self._pass_s[streams], 0.0)
         self._base_list: list[float] = self._base_s.tolist()
@@ -60,9 +62,10 @@ class PrefillTime:
     def chunk_rows(self, num_running: int) -> int:
         return self._rows_list[min(num_running, self.spec.max_num_seqs)]
 
-    def rows_s(self, num_running: int, prompt_rows: int) -> float:
+    def rows_s(self, num_running: int, prompt_rows: int, has_busy_neighbour: bool = False) -> float:
         """Of a pass with so many streams and prompt rows, contexts left out."""
-        return self._pass_list[min(num_running, self.spec.max_num_seqs) * self.spec.rows_per_stream + prompt_rows]
+        seconds = self._busy_list if has_busy_neighbour else self._pass_list
+        return seconds[min(num_running, self.spec.max_num_seqs) * self.spec.rows_per_stream + prompt_rows]
 
     def prompt_s(self, num_tokens: int, num_cached: int = 0, num_running: int = 0) -> PromptTime:
         """For `num_tokens` more prompt tokens after `num_cached` others."""

@@ -13,9 +13,8 @@ from paceline.cluster.events import EventLog, Snapshot
 from paceline.cluster.fetch import Fetched, fetch_blocks
 from paceline.cluster.messages import decode_params, encode_error, encode_output
 from paceline.cluster.transport import Channel, ChannelClosedError, UnreachableError
-from paceline.cluster.wire import PREFILL_ATTEMPT, Frame, Kind, ProtocolError
+from paceline.cluster.wire import Frame, Kind, ProtocolError
 from paceline.cluster.worker_engine import WorkerEngine
-from paceline.core.sampling_params import SamplingParams
 from paceline.errors import EngineDeadError, PacelineError
 
 logger = logging.getLogger("paceline.cluster")
@@ -68,8 +67,6 @@ class Session:
             case Kind.ABORT:
                 if (task := self._tasks.get(f"{meta['id']} {meta['attempt']}")) is not None:
                     task.cancel()
-            case Kind.PREFILL:
-                self._begin(f"{meta['id']} {PREFILL_ATTEMPT}", self._prefill, meta)
             case Kind.PING:
                 self.post(Frame(Kind.PONG, self._worker.figures()))
             case Kind.REPLAY:
@@ -121,33 +118,19 @@ class Session:
             self._add({"id": request_id, "attempt": attempt, "raised": encode_error(error)})
 
     async def _fetch(self, meta: Mapping[str, Any]) -> Fetched:
-        """Blocks of the prompt from another worker, as far as they come."""
-        engine, (host, port) = self._worker.engine, meta["fetch"]
+        """Blocks of the prompt from another worker, which computes them, as far as they come."""
+        engine, there = self._worker.engine, meta["fetch"]
         try:
-            channel = await self._worker.transport.connect(host, port)
+            channel = await self._worker.transport.connect(there["host"], there["port"])
         except UnreachableError as error:
             return Fetched(0, 0, 0, 0, str(error))
+        prompt = {"token_ids": meta["token_ids"][: there["num_tokens"]], "salt": meta["salt"]}
         try:
-            fetched = await fetch_blocks(channel, engine.keys(meta["token_ids"], meta["salt"]), engine)
+            fetched = await fetch_blocks(channel, engine.keys(meta["token_ids"], meta["salt"]), engine, prompt)
         finally:
             channel.close()
         self._worker.num_fetched_blocks += fetched.num_received
         return fetched
-
-    async def _prefill(self, meta: Mapping[str, Any]) -> None:
-        """Compute a prompt's full blocks; they stay in the cache. The token that a pass draws is of no interest."""
-        prompt = {"prompt_token_ids": meta["token_ids"], "cache_salt": meta["salt"] or None}
-        params = SamplingParams(max_tokens=1, temperature=0.0, detokenize=False)
-        reply: dict[str, Any] = {"id": meta["id"]}
-        try:
-            async for output in self._worker.engine.generate(prompt, params, f"prefill-{meta['id']}"):
-                if output.error is not None:
-                    reply["error"] = str(output.error)
-        except EngineDeadError:
-            raise
-        except PacelineError as error:
-            reply["error"] = str(error)
-        self.post(Frame(Kind.PREFILLED, reply))
 
     def _replay(self, start: int) -> None:
         replay = self._worker.log.replay(start)

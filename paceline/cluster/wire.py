@@ -21,13 +21,12 @@ from typing import Any
 from paceline.errors import PacelineError
 
 MAGIC = b"PCLW"
-VERSION = 1
+VERSION = 2
 HEADER = struct.Struct("!4sBBHIQI")  # without its own crc
 CRC = struct.Struct("!I")
 HEAD_SIZE = HEADER.size + CRC.size
 MAX_META = 64 << 20  # a prompt of a million tokens has 8 MB
 MAX_PAYLOAD = 1 << 30
-PREFILL_ATTEMPT = 0  # in ABORT: the request's prompt on a prefill worker; attempts to answer it begin with 1
 
 
 class ProtocolError(PacelineError):
@@ -41,8 +40,8 @@ class Kind(enum.IntEnum):
     SUBMIT = 4
     ABORT = 5
     ITEMS = 6  # what one engine step brought, for all requests
-    PREFILL = 7
-    PREFILLED = 8
+    PREFILL = 7  # a prompt whose blocks will be fetched over this connection
+    WAIT = 8  # blocks are still being computed
     EVENTS = 9
     REPLAY = 10
     PING = 11

@@ -23,6 +23,9 @@ from paceline.lab.pass_cost import PassCost
 class WorkerSpec:
     name: str
     pass_cost: PassCost  # seconds of a step by its rows, what the engine does around the pass included
+    busy_pass_cost: PassCost | None = (
+        None  # the same while another worker computes on its host; None: it is alone there
+    )
     context_s: float = 0.0  # more for each row, per 1000 tokens of its context
     pass_spread: tuple[float, ...] = (1.0,)  # equally likely factors by which passes of the same rows differ
     max_num_seqs: int = 64
@@ -70,6 +73,12 @@ class WorkerSpec:
         """Seconds until so many tokens' KV came over the link."""
         return self.latency_s + num_tokens * self.kv_bytes_per_token / self.bandwidth
 
+    def transfer_left_s(self, num_tokens: float, num_last: float, computing_s: float) -> float:
+        """Of a transfer that began `computing_s` before the prompt was whole; its last pass gave `num_last` tokens."""
+        if not num_tokens:
+            return 0.0
+        return max(self.transfer_s(num_last), self.transfer_s(num_tokens) - computing_s)
+
     @staticmethod
     def load(path: str | Path) -> "WorkerSpec":
         try:
@@ -78,12 +87,14 @@ class WorkerSpec:
             raise InvalidOptionError(f"{path} is not a worker file: {error}") from error
         if not isinstance(data, dict):
             raise InvalidOptionError(f"{path} is not a worker file: expected a JSON object, got {type(data).__name__}")
-        known = {field.name for field in dataclasses.fields(WorkerSpec)} - {"pass_cost"}
+        known = {field.name for field in dataclasses.fields(WorkerSpec)} - {"pass_cost", "busy_pass_cost"}
         options = {key: value for key, value in data.items() if key in known}
         options.setdefault("name", Path(path).stem)
         if isinstance(options.get("pass_spread"), list):
             options["pass_spread"] = tuple(options["pass_spread"])
         try:
+            if data.get("busy_pass_cost") is not None:
+                options["busy_pass_cost"] = _curve({"pass_cost": data["busy_pass_cost"]})
             return WorkerSpec(pass_cost=_curve(data), **options)
         except InvalidOptionError as error:
             raise InvalidOptionError(f"{path}: {error}") from error

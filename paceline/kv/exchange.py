@@ -50,6 +50,7 @@ class Ticket:
     number: int
     keys: tuple[BlockKey, ...]
     missing: tuple[int, ...]  # indices of `keys`
+    ttl_s: float  # after the last write
     expires_s: float
     written: set[int] = field(default_factory=set)
 
@@ -137,7 +138,7 @@ class KVExchange:
             blocks += fresh
         pool.release([block for block in here if block not in blocks])
         missing = tuple(i for i in range(len(blocks)) if found[i] is None)
-        ticket = Ticket(next(self._numbers), tuple(wanted[: len(blocks)]), missing, self._clock() + ttl_s)
+        ticket = Ticket(next(self._numbers), tuple(wanted[: len(blocks)]), missing, ttl_s, self._clock() + ttl_s)
         self._hold(ticket, blocks)
         return ticket
 
@@ -151,6 +152,7 @@ class KVExchange:
         if parts is None or not self._blocks.write(self._kv.held[ticket.number][index], parts):
             return False
         ticket.written.add(index)
+        ticket.expires_s = self._clock() + ticket.ttl_s  # more is coming
         return True
 
     def commit(self, ticket: Ticket, verified: Iterable[int]) -> int:

@@ -10,7 +10,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from paceline.core.faults import request_error
 from paceline.core.foreign_options import CALL, take_foreign
@@ -53,6 +53,7 @@ class AsyncLLM:
         self._streams: dict[str, OutputStream] = {}
         self._delivery = Delivery(self._news)
         self._calls: set[Future[Any]] = set()  # of `call_engine`, not answered yet
+        self._standing: list[Callable[[EngineCore], None]] = []  # those that wait for something; the engine's thread's
         self._ids = itertools.count()
         self._dead: Exception | None = None
         self._paused = False
@@ -162,19 +163,26 @@ class AsyncLLM:
 
         await self.call_engine(command)
 
-    async def call_engine(self, work: Callable[[EngineCore], Result]) -> Result:
-        """Do something in the engine's thread, between two steps; what it returns or raises comes back here."""
+    async def call_engine(
+        self, work: Callable[[EngineCore], Result], when: Callable[[EngineCore], bool] | None = None
+    ) -> Result:
+        """Do something in the engine's thread, between two steps; what it returns or raises comes back here.
+
+        With `when`: after the first step, or other call, from which on that holds, and before the next step."""
         future: Future[Result] = Future()
         self._calls.add(future)
 
         def command(core: EngineCore) -> None:
-            if future.set_running_or_notify_cancel():
-                try:
-                    result = work(core)
-                except BaseException as error:
-                    future.set_exception(error)
-                else:
-                    future.set_result(result)
+            try:
+                if when is not None and not future.cancelled() and not when(core):
+                    self._standing.append(command)
+                    return
+                result = work(core) if future.set_running_or_notify_cancel() else None
+            except BaseException as error:
+                self._fail(future, error)
+            else:
+                with suppress(InvalidStateError):  # it was cancelled
+                    future.set_result(cast(Result, result))
 
         self._commands.put(command)
         if self._dead is not None:  # looked at after the call is known, so that no ending can be missed
@@ -184,7 +192,11 @@ class AsyncLLM:
         finally:
             self._calls.discard(future)
 
-    def _fail(self, future: Future[Any], error: Exception) -> None:
+    def look_again(self) -> None:
+        """What calls with `when` wait for may have come from outside of the engine."""
+        self._commands.put(lambda core: None)
+
+    def _fail(self, future: Future[Any], error: BaseException) -> None:
         with suppress(InvalidStateError):  # it is done, or was cancelled
             future.set_exception(error)
 
@@ -276,6 +288,7 @@ class AsyncLLM:
         try:
             while self._take_commands(core):
                 self._delivery.note(core.step())
+                self._try_again(core)
             self._end(EngineDeadError("the engine was shut down"))
         except BaseException as error:  # whatever it is, no stream may wait for ever
             self._die(error)
@@ -289,6 +302,12 @@ class AsyncLLM:
                 return True
             if command is None:
                 return False
+            command(core)
+            self._try_again(core)
+
+    def _try_again(self, core: EngineCore) -> None:
+        standing, self._standing = self._standing, []
+        for command in standing:
             command(core)
 
     def _admit(self, core: EngineCore, stream: OutputStream) -> None:

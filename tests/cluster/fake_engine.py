@@ -55,9 +55,11 @@ def content(block_hash: bytes) -> bytes:
 class FakeEngine:
     tokens_per_step: int = 2
     step_s: float = 0.0
+    chunk_blocks: int = 1000  # of a prompt that are computed in one step
     fingerprint: Mapping[str, str] = field(default_factory=lambda: {"weights": "w", "kernels": "k"})
     blocks: set[bytes] = field(default_factory=set)
     on_step: Callable[[str, int], None] | None = None  # (request id, tokens so far), before the step's tokens
+    on_chunk: Callable[[str, int], None] | None = None  # (request id, blocks of its prompt so far), before the next
     num_computed_tokens: int = 0  # of prompts
     num_held: int = 0  # leases and tickets
     running: set[str] = field(default_factory=set)
@@ -90,19 +92,26 @@ class FakeEngine:
         told = [list(one) for one in ([given] if params.n == 1 and given and isinstance(given[0], int) else given)]
         self.running.add(request_id)
         try:
-            cached = self._compute(tokens, salt)
+            cached = await self._compute(tokens, salt, request_id)
             async for output in self._steps(tokens, params, request_id, told):
                 output.num_cached_tokens = cached
                 yield output
         finally:
             self.running.discard(request_id)
 
-    def _compute(self, tokens: list[int], salt: str) -> int:
+    async def _compute(self, tokens: list[int], salt: str, request_id: str) -> int:
         keys = prompt_keys(tokens, salt)
         usable = keys[: (len(tokens) - 1) // BLOCK]
         num_cached = next((i for i, key in enumerate(usable) if key.hash not in self.blocks), len(usable)) * BLOCK
         self.num_computed_tokens += len(tokens) - num_cached
-        self._store([key.hash for key in keys])
+        for begin in range(0, len(keys), self.chunk_blocks):
+            if begin:
+                await asyncio.sleep(self.step_s)
+                if self.on_chunk is not None:
+                    self.on_chunk(request_id, begin)
+                if self.is_dead:
+                    raise EngineDeadError("dead")
+            self._store([key.hash for key in keys[begin : begin + self.chunk_blocks]])
         return num_cached
 
     def _store(self, hashes: Sequence[bytes]) -> None:
@@ -149,8 +158,12 @@ class FakeEngine:
 
     # blocks out
 
-    async def pin(self, hashes: Sequence[bytes], num_read: int) -> tuple[list[bytes], list[bytes]]:
+    async def pin(
+        self, hashes: Sequence[bytes], num_read: int, computing: "asyncio.Future[None] | None" = None
+    ) -> tuple[list[bytes], list[bytes]]:
         self.num_held += 1
+        while computing is not None and not computing.done() and hashes[0] not in self.blocks:
+            await asyncio.sleep(0.001)
         count = next((i for i, one in enumerate(hashes) if one not in self.blocks), len(hashes))
         return list(hashes[:count]), [content(one) for one in hashes[: min(count, num_read)]]
 
@@ -165,6 +178,9 @@ class FakeEngine:
         self.num_held -= 1
 
     # blocks in
+
+    async def num_here(self, keys: Sequence[Key]) -> int:
+        return next((i for i, key in enumerate(keys) if key.hash not in self.blocks), len(keys))
 
     async def reserve(self, keys: Sequence[Key]) -> dict[str, Any]:
         self.num_held += 1

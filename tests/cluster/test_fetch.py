@@ -43,10 +43,17 @@ class Holder:
     num_reads_before_expiry: int = 99
     open_leases: int = 0
 
-    async def pin(self, hashes: Sequence[bytes], num_read: int) -> tuple[list[bytes], list[bytes]]:
+    @property
+    def held(self) -> set[bytes]:
+        return {key.hash for key in KEYS[: self.num_held]}
+
+    async def pin(
+        self, hashes: Sequence[bytes], num_read: int, computing: "asyncio.Future[None] | None" = None
+    ) -> tuple[list[bytes], list[bytes]]:
         self.open_leases += 1
-        held = {key.hash for key in KEYS[: self.num_held]}
-        lease = [one for one in hashes if one in held]
+        while computing is not None and not computing.done() and hashes[0] not in self.held:
+            await asyncio.sleep(0.001)
+        lease = [one for one in hashes if one in self.held]
         return lease, [content(Key(one)) for one in lease[:num_read]]
 
     def num_pinned(self, lease: list[bytes]) -> int:
@@ -67,6 +74,9 @@ class Taker:
     here: set[int] = field(default_factory=set)
     written: dict[int, bytes] = field(default_factory=dict)
     open_tickets: int = 0
+
+    async def num_here(self, keys: Sequence[Any]) -> int:
+        return next((i for i in range(len(keys)) if i not in self.here), len(keys))
 
     async def reserve(self, keys: Sequence[Any]) -> Sequence[Any]:
         self.open_tickets += 1
@@ -103,7 +113,7 @@ async def fetch(
     async with listening(serve) as port:
         channel = await way.reader.connect("127.0.0.1", port)
         try:
-            return await fetch_blocks(channel, KEYS, taker, idle_s)
+            return await fetch_blocks(channel, KEYS, taker, idle_timeout_s=idle_s)
         finally:
             channel.close()
 
@@ -178,6 +188,76 @@ def test_under_every_fault_only_whole_blocks_are_kept_and_all_room_comes_back(na
             assert fetched.num_damaged > 0
 
 
+async def fetch_computed(
+    holder: Holder, taker: Taker, pause_s: float, num_computed: int, faults: Faults = NO_FAULTS, seed: int = 0
+) -> Fetched:
+    """As `fetch`, from a holder that computes a block after every pause, and may stop before the last one."""
+
+    async def compute() -> None:
+        while holder.num_held < num_computed:
+            await asyncio.sleep(pause_s)
+            holder.num_held += 1
+
+    async def serve(connection: Channel) -> None:
+        assert isinstance(connection, TcpChannel)
+        channel = FaultyChannel(connection, faults, seed)
+        frame = await channel.receive()
+        assert (frame.kind, frame.meta) == (Kind.PREFILL, {"token_ids": [1, 2], "salt": ""})
+        computing = asyncio.ensure_future(compute())
+        try:
+            await serve_fetch(channel, await channel.receive(), holder, computing=computing)
+            await asyncio.sleep(0.2)
+        finally:
+            computing.cancel()
+            channel.close()
+
+    async with listening(serve) as port:
+        channel = await connect("127.0.0.1", port)
+        try:
+            return await fetch_blocks(channel, KEYS, taker, {"token_ids": [1, 2], "salt": ""}, 0.3)
+        finally:
+            channel.close()
+
+
+def test_blocks_come_as_they_are_computed() -> None:
+    holder, taker = Holder(num_held=0), Taker()
+    fetched = asyncio.run(fetch_computed(holder, taker, 0.002, 40))
+    assert fetched == Fetched(40, 40, 0, 40 * 8000, "complete")
+    assert taker.written == {i: content(key) for i, key in enumerate(KEYS)}
+    assert holder.open_leases == taker.open_tickets == 0
+
+
+def test_a_computation_that_ends_early_ends_the_transfer_and_what_came_is_kept() -> None:
+    holder, taker = Holder(num_held=0), Taker()
+    fetched = asyncio.run(fetch_computed(holder, taker, 0.002, 11))
+    assert (fetched.num_blocks, fetched.reason) == (11, "complete")
+    assert holder.open_leases == taker.open_tickets == 0
+
+
+def test_a_holder_that_says_that_it_computes_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.cluster.fetch.ALIVE_EVERY_S", 0.05)
+    fetched = asyncio.run(fetch_computed(Holder(num_held=38), Taker(), 0.6, 40))  # twice what a silent one is given
+    assert fetched.num_blocks == 40
+
+
+def test_a_holder_that_says_nothing_while_it_computes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.cluster.fetch.ALIVE_EVERY_S", 60.0)
+    holder, taker = Holder(num_held=38), Taker()
+    fetched = asyncio.run(fetch_computed(holder, taker, 0.6, 40))
+    assert (fetched.num_blocks, fetched.reason, taker.open_tickets) == (38, "timeout", 0)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_under_every_fault_while_blocks_are_computed_only_whole_ones_are_kept(name: str) -> None:
+    for seed in range(4):
+        holder, taker = Holder(num_held=0), Taker()
+        # The reader's two frames go before the first fault can: its channel is sound.
+        fetched = asyncio.run(fetch_computed(holder, taker, 0.001, 40, FAULTS[name], seed))
+        assert all(data == content(KEYS[i]) for i, data in taker.written.items())
+        assert taker.open_tickets == 0 and holder.open_leases == 0
+        assert fetched.num_received == len(taker.here) >= fetched.num_blocks
+
+
 def test_blocks_that_nobody_asked_for_are_not_taken() -> None:
     async def serve(channel: Channel) -> None:
         await channel.receive()
@@ -189,7 +269,7 @@ def test_blocks_that_nobody_asked_for_are_not_taken() -> None:
         async with listening(serve) as port:
             channel = await connect("127.0.0.1", port)
             try:
-                return await fetch_blocks(channel, KEYS, taker, 5)
+                return await fetch_blocks(channel, KEYS, taker, idle_timeout_s=5)
             finally:
                 channel.close()
 

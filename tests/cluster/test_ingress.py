@@ -71,7 +71,7 @@ def test_closing_a_stream_aborts_it_on_the_worker() -> None:
 
 def test_closing_a_stream_aborts_its_prompt_on_the_prefill_worker() -> None:
     async def run() -> None:
-        async with cluster("prefill", "decode", step_s=60.0) as rig:
+        async with cluster("prefill", "decode", step_s=60.0, chunk_blocks=2) as rig:
             asking = asyncio.create_task(rig.ask(PROMPT))
             while not rig.node("prefill0").engine.running:
                 await asyncio.sleep(0.005)
@@ -150,6 +150,22 @@ def kill_at(name: str, method: str) -> Hurt:
     return hurt
 
 
+def kill_in_chunk(name: str, at: int) -> Hurt:
+    """Kill that worker when so many blocks of a prompt are computed, and more are to be."""
+
+    def hurt(rig: Rig) -> None:
+        node = rig.node(name)
+
+        def on_chunk(request_id: str, num_blocks: int) -> None:
+            if num_blocks >= at:
+                node.engine.on_chunk = None
+                node.kill_soon()
+
+        node.engine.on_chunk = on_chunk
+
+    return hurt
+
+
 POINTS: dict[str, Hurt] = {
     "prefill worker, while it computes": kill_in_step("prefill0", 0),
     "prefill worker, before export": kill_at("prefill0", "pin"),
@@ -160,6 +176,51 @@ POINTS: dict[str, Hurt] = {
     "decode worker, in mid-stream": kill_in_step("decode1", 10),
     "decode worker, before the last token": kill_in_step("decode1", 18),
 }
+
+
+CHUNKED: dict[str, Hurt] = {  # while blocks travel
+    "prefill worker, after the first chunk": kill_in_chunk("prefill0", 1),
+    "prefill worker, before the last chunk": kill_in_chunk("prefill0", 30),
+    "decode worker, while it writes": kill_at("decode1", "write"),
+    "decode worker, when the first block comes": kill_at("decode1", "reserve"),
+    "decode worker, before commit": kill_at("decode1", "commit"),
+}
+
+
+@pytest.mark.parametrize("point", CHUNKED)
+def test_a_worker_that_dies_while_a_prompt_is_computed_and_fetched_changes_no_answer(point: str) -> None:
+    async def run() -> None:
+        long = prompts(1, 40 * BLOCK + 3)[0]
+        async with cluster("prefill", "decode", "decode", router="round_robin", step_s=0.005, chunk_blocks=5) as rig:
+            CHUNKED[point](rig)
+            await rig.ask(long, logprobs=0)
+            assert [node.name for node in rig.nodes if node.worker is None] == [
+                "prefill0" if point.startswith("prefill") else "decode1"
+            ]
+            await rig.ask(long, "again")
+            await rig.settled()
+
+    asyncio.run(run())
+
+
+def test_blocks_come_while_the_rest_of_the_prompt_is_computed() -> None:
+    async def run() -> None:
+        long = prompts(1, 40 * BLOCK + 3)[0]
+        async with cluster("prefill", "decode", step_s=0.02, chunk_blocks=16) as rig:
+            prefill, decode, seen = rig.node("prefill0").engine, rig.node("decode1").engine, list[int]()
+            write = decode.write
+
+            async def noted(ticket: Any, blocks: Any) -> list[bool]:
+                seen.append(len(prefill.blocks))
+                return await write(ticket, blocks)
+
+            decode.write = noted  # type: ignore[method-assign]
+            found = await rig.ask(long)
+            assert found["cached"] == 40 * BLOCK and decode.num_computed_tokens == 3
+            assert seen[0] < 40, "nothing was written before the prompt was whole"
+            await rig.settled()
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -104,7 +104,7 @@ def test_when_the_holder_never_hears_that_blocks_were_read_the_rest_is_computed_
             silent = FaultyChannel(await connect("127.0.0.1", port), faults, seed=0)
             channel = NixlReader(silent, memory_of(nixl.reader), ("127.0.0.1", port))
             try:
-                return await fetch_blocks(channel, KEYS, Taker(), 0.5)
+                return await fetch_blocks(channel, KEYS, Taker(), idle_timeout_s=0.5)
             finally:
                 channel.close()
 

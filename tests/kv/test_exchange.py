@@ -230,6 +230,18 @@ def test_a_ticket_that_expires_leaves_nothing_behind() -> None:
     core.check_integrity()
 
 
+def test_a_ticket_lives_as_long_again_after_every_write() -> None:
+    core = toy_core()
+    clock = with_clock(core)
+    keys, data = sent(prefilled())
+    ticket = core.exchange.reserve(keys, ttl_s=1)
+    for i in range(4):
+        assert core.exchange.write(ticket, i, data[i])
+        clock.now += 0.9
+    assert core.exchange.commit(ticket, range(4)) == 4
+    core.check_integrity()
+
+
 def test_a_key_that_does_not_name_its_tokens_is_refused() -> None:
     core = toy_core()
     good = core.exchange.usable(PROMPT)

@@ -42,6 +42,48 @@ def test_it_is_done_between_two_steps_and_answers_or_raises() -> None:
     asyncio.run(scenario())
 
 
+def test_a_call_that_waits_for_something_is_done_after_the_step_that_brings_it() -> None:
+    async def scenario() -> None:
+        with AsyncLLM(toy_model(), {"method": "none"}, **SMALL) as engine:
+            steps = engine.engine.core.clock
+
+            async def at_step(number: int) -> int:
+                return await engine.call_engine(
+                    lambda core: core.clock.num_steps, lambda core: steps.num_steps >= number
+                )
+
+            waiting = [asyncio.create_task(at_step(number)) for number in (3, 7, 12)]
+            cancelled = asyncio.create_task(at_step(5))
+            await asyncio.sleep(0.02)
+            assert not any(task.done() for task in waiting), "nothing runs yet"
+            cancelled.cancel()
+            assert len(await beside_a_stream(engine)) == 20
+            assert await asyncio.gather(*waiting) == [3, 7, 12]
+            assert cancelled.cancelled()
+
+    asyncio.run(scenario())
+
+
+def test_a_call_that_waits_is_looked_at_again_when_asked_and_raises_what_its_condition_raises() -> None:
+    async def scenario() -> None:
+        with AsyncLLM(toy_model(), {"method": "none"}, **SMALL) as engine:
+            is_time = threading.Event()
+            waiting = asyncio.create_task(engine.call_engine(lambda core: 5, lambda core: is_time.is_set()))
+            await asyncio.sleep(0.02)
+            assert not waiting.done()
+            is_time.set()
+            engine.look_again()
+            assert await waiting == 5
+            with pytest.raises(ValueError, match="no"):
+                await engine.call_engine(lambda core: 5, raises)  # type: ignore[arg-type]
+            never = asyncio.create_task(engine.call_engine(lambda core: 5, lambda core: False))
+            await asyncio.sleep(0.02)
+        with pytest.raises(EngineDeadError):
+            await never
+
+    asyncio.run(scenario())
+
+
 def test_after_the_engine_ended_a_call_says_so() -> None:
     async def scenario() -> None:
         engine = AsyncLLM(toy_model(), {"method": "none"}, **SMALL)

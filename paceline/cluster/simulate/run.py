@@ -99,6 +99,13 @@ class _Simulation:
         self.there: dict[int, Reservation] = {}
         self.events: list[tuple[float, int, Callable[[float], None]]] = []  # heap
         self.order = itertools.count()
+        self.sides: dict[str, _Side] = {}  # of workers that slow each other down, by name
+        for side in (self.decode, self.prefill):
+            if side.time.spec.busy_pass_cost is not None:
+                self.sides |= dict.fromkeys(side.workers, side)
+        for name, side in self.sides.items():
+            others = [other.workers[other_name] for other_name, other in self.sides.items() if other_name != name]
+            side.workers[name].neighbours = others
 
     def run(self) -> Outcome:
         requests, events = self.trace.requests, self.events
@@ -170,10 +177,14 @@ class _Simulation:
             else:
                 self._schedule(side, worker)
 
-    def _begin(self, side: _Side, worker: SimulatedWorker, now: float) -> None:
+    def _begin(self, side: _Side, worker: SimulatedWorker, now: float, was_idle: bool = True) -> None:
         self._tell(side, worker, worker.begin(now), now)
         if worker.stretch is not None:
             self._schedule(side, worker)
+        if (worker.stretch is None) != was_idle:
+            for neighbour in worker.neighbours:  # whose passes take more time from now on, or less
+                if neighbour.cut(now):
+                    self._schedule(self.sides[neighbour.worker_id], neighbour)
 
     def _schedule(self, side: _Side, worker: SimulatedWorker) -> None:
         stretch = worker.stretch
@@ -183,7 +194,7 @@ class _Simulation:
         def happen(now: float) -> None:
             if worker.stretch is stretch and stretch.end_s == end_s:  # otherwise it was cut, and ended before
                 self._tell(side, worker, worker.end(), now)
-                self._begin(side, worker, now)
+                self._begin(side, worker, now, was_idle=False)
 
         self._at(end_s, happen)
 
@@ -206,7 +217,8 @@ class _Simulation:
                 self.e2e_s[job.request] = way_s + now - self.trace.requests[job.request].arrival_s
 
     def _send(self, job: Job, now: float) -> None:
-        """The blocks go over the link, and the request then runs as one whose prefix is cached."""
+        """What is left of its blocks goes over the link: those of the last pass, and what the link had no time for
+        before. The request then runs as one whose prefix is cached."""
         self.there.pop(job.request).close()
         request, here = self.trace.requests[job.request], self.here[job.request]
         worker = self.decode.workers[here.worker_id]
@@ -217,5 +229,8 @@ class _Simulation:
             self.decode.store(worker, job.keys)
             self._add(self.decode, here.worker_id, whole, then)
 
-        waits_s = worker.wait_s(now, 1 + -(-num_sent // (TAKEN * self.trace.block_size)))
-        self._at(now + self.decode.time.spec.transfer_s(num_sent) + waits_s, come)
+        num_last, began_s = min(num_sent, job.num_last), now if job.first_s is None else job.first_s
+        left_s = self.decode.time.spec.transfer_left_s(num_sent, num_last, now - began_s)
+        is_first = began_s == now  # then room is reserved now too
+        waits_s = worker.wait_s(now, is_first + max(1, -(-num_last // (TAKEN * self.trace.block_size))))
+        self._at(now + left_s + waits_s, come)

@@ -30,6 +30,8 @@ class Job:
     num_output_tokens: int  # 0: a prefill worker computes the prompt only
     num_left: int = 0  # prompt tokens without KV, once it is admitted
     num_cached: int = 0
+    first_s: float | None = None  # when the first pass with rows of it ended
+    num_last: int = 0  # its rows in the latest pass
 
     @property
     def num_computed(self) -> int:
@@ -68,6 +70,7 @@ class SimulatedWorker:
         self.time = time
         self.cache = LRUCache(time.spec.num_kv_blocks)
         self.stretch: Stretch | None = None
+        self.neighbours: list[SimulatedWorker] = []  # on the same host, where that matters
         self._gaps = gaps
         self._row_cost = RowCost()
         self._waiting: deque[Job] = deque()
@@ -90,6 +93,13 @@ class SimulatedWorker:
             return True
         if len(self._prompts) + len(self._running) >= self.time.spec.max_num_seqs:
             return False  # no seat: nothing changes before a stream ends
+        return self.cut(now)
+
+    def cut(self, now: float) -> bool:
+        """End the stretch with the pass that runs; False: it ends there anyway, or nothing runs."""
+        stretch = self.stretch
+        if stretch is None:
+            return False
         num_passes = max(1, math.ceil((now - stretch.start_s) / stretch.pass_s))
         if num_passes >= stretch.num_passes:
             return False
@@ -124,6 +134,8 @@ class SimulatedWorker:
         while self._running and self._running[0][0] <= self._num_passes:
             self._leave(heapq.heappop(self._running)[2], news)
         for job, rows in stretch.rows:
+            job.first_s = stretch.start_s + stretch.pass_s if job.first_s is None else job.first_s
+            job.num_last = rows
             job.num_left -= rows * stretch.num_passes
             if job.num_left == 0:
                 self._prompts.remove(job)
@@ -176,7 +188,8 @@ class SimulatedWorker:
             num_passes = 1
         if self._running:
             num_passes = min(num_passes, self._running[0][0] - self._num_passes)
-        pass_s, num_context = self.time.rows_s(len(self._running), num_rows), 0.0
+        is_beside = any(neighbour.stretch is not None for neighbour in self.neighbours)
+        pass_s, num_context = self.time.rows_s(len(self._running), num_rows, is_beside), 0.0
         if spec.context_s or spec.max_token_delay_s is not None:
             num_context = self._row_contexts(rows, num_passes)
             pass_s += spec.context_s / CONTEXT_UNIT * num_context
