@@ -4,7 +4,8 @@ A program has lines: the query heads of one kv head, for one row or for a block 
 keys that it loads. What a line gets does not depend on the lines beside it, nor on how many there are:
 
 - Both products run on the same tensor core instruction, which adds from front to back. (On Hopper the compiler takes
-  another one, with another order, from 64 lines and four warps on: `LINES` and `num_warps` must stay below that.)
+  another one from 64 lines and four warps on. That its bits are the same was shown for products with weights only
+  (tiles.py), so `LINES` and `num_warps` stay below that.)
 - Weights are added up by a product with ones, because the order of `tl.sum` hangs on the shape of the tile.
 - Keys that a line may not see have weight 0 exactly, and a tile of which it sees none leaves it as it was.
 - A mask that reaches the weights must not be loaded as 8-bit numbers: that would turn the order inside a product.
