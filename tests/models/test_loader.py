@@ -151,10 +151,11 @@ def test_cuda_keeps_the_blocks_of_a_quantized_file_where_asked_and_where_widened
 
 @pytest.mark.parametrize("asked", ["fp8", "fp8_e4m3"])
 def test_keys_and_values_in_fp8_are_of_the_fused_kernels_and_refused_by_name_elsewhere(
-    asked: str, gguf_path: Path, tmp_path: Path, gpu: pytest.MonkeyPatch
+    asked: str, tmp_path: Path, gpu: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "heads-of-32.gguf"
+    path, small = tmp_path / "heads-of-32.gguf", tmp_path / "heads-of-16.gguf"
     write_model(path, hf_model("llama", head_dim=32, hidden_size=64, num_attention_heads=2, num_key_value_heads=1))
+    write_model(small, hf_model("llama", head_dim=16, hidden_size=64, num_attention_heads=2, num_key_value_heads=1))
     found = load_model(str(path), device="cuda", kv_cache_dtype=asked)
     assert found.decoder.dtype == FLOAT8 and "bfloat16, fp8 keys and values" in found.execution
     assert load_model(str(path), device="cuda").decoder.dtype == torch.bfloat16
@@ -162,7 +163,7 @@ def test_keys_and_values_in_fp8_are_of_the_fused_kernels_and_refused_by_name_els
         with pytest.raises(InvalidOptionError, match="run on other kernels"):
             load_model(str(path), device="cuda", kv_cache_dtype=asked, **options)
     with pytest.raises(InvalidOptionError, match="heads of 16 numbers are smaller than 32"):
-        load_model(str(gguf_path), device="cuda", kv_cache_dtype=asked)
+        load_model(str(small), device="cuda", kv_cache_dtype=asked)
     with pytest.raises(InvalidOptionError, match="'int8' is what the native CPU kernels have"):
         load_model(str(path), device="cuda", kv_cache_dtype="int8")
     gpu.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
