@@ -26,7 +26,7 @@ from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, union
 MARGIN = 1.1  # drafts must be expected to save so many times what they cost: estimates err
 ALLOWANCE = 0.004  # share of the elapsed time that may be lost in finding out whether drafts pay
 RATE = 0.1  # weight of the newest value in running averages
-STAKE = 6.0  # tokens whose time a trial may lose, or gain
+STAKE = 16.0  # tokens whose time a trial may lose, or gain
 NEXT_CHANCE = 0.7  # that the token after a likely path is drafted right
 NO_BUDGET = Budget(0, 0)
 ASKED = ("trial", "pays")  # states, of members that are asked for all requests
