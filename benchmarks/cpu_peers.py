@@ -21,7 +21,7 @@ Prompts = list[list[int]]
 
 class LlamaCpp:
     package = "llama-cpp-python"
-    batches = False
+    batches = True
 
     def __init__(self, folder: str, gguf: str, threads: int, context: int) -> None:
         from llama_cpp import Llama
@@ -40,6 +40,8 @@ class LlamaCpp:
         return llama.scores[: len(token_ids)].copy()
 
     def run(self, prompts: Prompts, max_tokens: int, lookup: bool) -> tuple[float, int]:
+        if len(prompts) > 1:
+            return LlamaSlots(self.plain, prompts, max_tokens).run()
         llama = self.lookup if lookup else self.plain
         llama.reset()
         first, count = 0.0, 0
@@ -49,6 +51,66 @@ class LlamaCpp:
             if count == max_tokens:
                 break
         return first, count
+
+
+class LlamaSlots:
+    """What llama.cpp's server does with requests that come together, which its Python binding does not offer: a step
+    computes a token of each request that decodes, then prompts, as many tokens as a batch holds."""
+
+    BATCH = 2048  # the server's default
+
+    def __init__(self, llama: Any, prompts: Prompts, max_tokens: int) -> None:
+        import llama_cpp
+
+        self.lib, self.prompts, self.max_tokens = llama_cpp, prompts, max_tokens
+        options = llama_cpp.llama_context_default_params()
+        of_model = llama.context_params
+        options.n_threads, options.n_threads_batch = of_model.n_threads, of_model.n_threads_batch
+        options.n_seq_max, options.n_batch = len(prompts), self.BATCH
+        options.n_ctx = len(prompts) * (max(map(len, prompts)) + max_tokens + 256)  # shared out evenly
+        self.model = llama.model
+        self.num_tokens = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self.model))
+        self.context = llama_cpp.llama_init_from_model(self.model, options)
+        self.batch = llama_cpp.llama_batch_init(self.BATCH, 0, 1)
+
+    def run(self) -> tuple[float, int]:
+        done = [0] * len(self.prompts)  # tokens computed
+        texts = [list(prompt) for prompt in self.prompts]
+        ends = [len(prompt) + self.max_tokens for prompt in self.prompts]
+        first = 0.0
+        while any(len(text) < end for text, end in zip(texts, ends, strict=True)):
+            for request, row in self._step(texts, done, ends):
+                texts[request].append(self._likeliest(row))
+            if not first and all(len(text) > len(prompt) for text, prompt in zip(texts, self.prompts, strict=True)):
+                first = time.perf_counter()  # of the last request
+        self.lib.llama_batch_free(self.batch)
+        self.lib.llama_free(self.context)
+        return first, len(self.prompts) * self.max_tokens
+
+    def _step(self, texts: Prompts, done: list[int], ends: list[int]) -> list[tuple[int, int]]:
+        """One pass. The requests of which a token can be drawn, each with its row."""
+        batch, wanted, count = self.batch, [], 0
+        running = [i for i in range(len(texts)) if len(texts[i]) < ends[i]]
+        for i in sorted(running, key=lambda i: len(texts[i]) - done[i] > 1):  # those that decode first
+            text = texts[i]
+            for position in range(done[i], min(len(text), done[i] + self.BATCH - count)):
+                batch.token[count], batch.pos[count] = text[position], position
+                batch.n_seq_id[count], batch.seq_id[count][0] = 1, i
+                batch.logits[count] = position == len(text) - 1
+                if position == len(text) - 1:
+                    wanted.append((i, count))
+                done[i] = position + 1
+                count += 1
+        batch.n_tokens = count
+        status = self.lib.llama_decode(self.context, batch)
+        if status:
+            raise RuntimeError(f"llama_decode: {status}")
+        return wanted
+
+    def _likeliest(self, row: int) -> int:
+        import numpy as np
+
+        return int(np.ctypeslib.as_array(self.lib.llama_get_logits_ith(self.context, row), (self.num_tokens,)).argmax())
 
 
 class OpenVino:
