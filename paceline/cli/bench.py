@@ -13,14 +13,24 @@ paceline bench never-slower | adapt | predict | overhead | curve | record | repl
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli import bench_claims, bench_contributions, bench_pair, bench_quantization, bench_report, options
+from paceline.cli import (
+    bench_claims,
+    bench_contributions,
+    bench_never_slower,
+    bench_pair,
+    bench_quantization,
+    bench_report,
+    options,
+)
 from paceline.cli.lab import format_table
 
 if TYPE_CHECKING:
     from paceline.bench.run.backend import Backend
     from paceline.bench.run.grid import Grid, Setting
+    from paceline.bench.run.results import RecordFile
     from paceline.bench.run.side_by_side import MakeEngine
     from paceline.bench.run.sweep import MakeBackend
     from paceline.llm import LLM
@@ -48,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bench_pair.add_verb(verbs)
     bench_quantization.add_verb(verbs)
     bench_contributions.add_verb(verbs)
+    bench_never_slower.add_verb(verbs)
     bench_claims.add_verbs(verbs)
     for verb in verbs.choices.values():
         verb.add_argument("--json", action="store_true", help="JSON instead of a table")
@@ -86,7 +97,9 @@ def add_sweep_arguments(parser: argparse.ArgumentParser, **defaults: Any) -> Non
     add_run_arguments(parser)
 
 
-def make_grid(args: argparse.Namespace, settings: list[str], loads: list[Any]) -> "Grid":
+def make_grid(
+    args: argparse.Namespace, settings: list[str], loads: list[Any], cold_settings: Sequence[str] = ()
+) -> "Grid":
     from paceline.bench.run.backend import Sampling
     from paceline.bench.run.grid import Grid, enough_for, parse_setting
 
@@ -103,6 +116,7 @@ def make_grid(args: argparse.Namespace, settings: list[str], loads: list[Any]) -
         args.requests,
         args.model,
         requests_for=getattr(args, "requests_for", enough_for),
+        cold_settings=[parse_setting(text) for text in cold_settings],
     )
     grid.check()
     return grid
@@ -162,25 +176,36 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def sweep_to_records(
-    args: argparse.Namespace, settings: list[str], *, side_by_side: bool = False
-) -> list[dict[str, Any]]:
+def sweep_to_records(args: argparse.Namespace, settings: list[str]) -> list[dict[str, Any]]:
     """Run what is missing; the grid's own records, old and new."""
     from paceline.bench.run.results import RecordFile
     from paceline.bench.run.sweep import run_sweep
 
     grid = make_grid(args, settings, loads_of(args))
     records = RecordFile(args.out)
-    facts = {key: value for key, value in vars(args).items() if not callable(value)}
-    if side_by_side:
-        from paceline.bench.run.side_by_side import run_side_by_side
+    run_sweep(grid, backend_maker(args), records, run_options(args), say, _facts(args))
+    return _latest(grid, records)
 
-        run_side_by_side(grid, engine_maker(args), records, run_options(args), say, facts)
-    else:
-        run_sweep(grid, backend_maker(args), records, run_options(args), say, facts)
+
+def sweep_side_by_side(
+    args: argparse.Namespace, warm: list[str], cold: list[str], records: "RecordFile", plan: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """The same with engines that take turns: settings on warm engines, and on cold ones."""
+    from paceline.bench.run.side_by_side import run_side_by_side
+
+    grid = make_grid(args, warm, loads_of(args), cold)
+    run_side_by_side(grid, engine_maker(args), records, run_options(args), say, _facts(args), plan)
+    return _latest(grid, records)
+
+
+def _facts(args: argparse.Namespace) -> dict[str, Any]:
+    return {key: value for key, value in vars(args).items() if not callable(value)}
+
+
+def _latest(grid: "Grid", records: "RecordFile") -> list[dict[str, Any]]:
+    """Of each of the grid's cells the last record."""
     keys = {grid.key(cell) for cell in grid.cells()}
-    latest = {record["key"]: record for record in records.records if record["key"] in keys}
-    return list(latest.values())
+    return list({record["key"]: record for record in records.records if record["key"] in keys}.values())
 
 
 def _run(args: argparse.Namespace) -> int:

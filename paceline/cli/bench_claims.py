@@ -8,23 +8,10 @@ from typing import Any
 from paceline.cli import options
 from paceline.cli.lab import format_table, markdown_table
 
+LEAST_PREDICTED = 0.9  # of the cells, within analyse/predict.py's TOLERANCE
+
 
 def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    from paceline.cli.bench import add_sweep_arguments
-
-    never = verbs.add_parser("never-slower", help="auto against plain and the best fixed setting, in every cell")
-    never.add_argument(
-        "--setting", nargs="+", help="plain, auto and the fixed settings (default: n-gram and suffix at several K)"
-    )
-    never.add_argument("--quick", action="store_true", help="fewer settings, shorter, once (or --repeats times)")
-    grid = {
-        "workload": ["repetitive", "code", "chat", "random"],
-        "temperature": [0.0, 1.0],
-        "concurrency": [1, 2, 4, 8, 16, 32],
-    }
-    add_sweep_arguments(never, **grid, out="never-slower.jsonl")
-    never.set_defaults(bench_run=_never_slower, repeats=None)
-
     adapt = verbs.add_parser("adapt", help="random, then repetitive, then random text in one running engine")
     adapt.add_argument("--setting", nargs="+", default=["plain", "ngram:4", "suffix:8", "suffix:16"])
     adapt.add_argument("--concurrency", type=int, default=1)
@@ -32,7 +19,10 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     options.add_model_arguments(adapt)
     adapt.set_defaults(bench_run=_adapt)
 
-    predict = verbs.add_parser("predict", help="the lab's model against a sweep's measured speedups")
+    predict = verbs.add_parser(
+        "predict",
+        help="a sweep's speedups: predicted by the lab's model from other cells, and explained from the cell itself",
+    )
     predict.add_argument("records", nargs="+")
     predict.add_argument(
         "--curve", nargs="+", required=True, metavar="[T=]FILE", help="from bench curve, by temperature"
@@ -69,66 +59,35 @@ def add_verbs(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     replay.add_argument("--curve", metavar="FILE", help="pass cost, for the expected speedup")
     replay.add_argument("--live", metavar="MODEL", help="also run the engine, and compare the acceptance")
     replay.set_defaults(bench_run=_replay)
-    for verb in (never, adapt, predict, overhead, curve):
+    for verb in (adapt, predict, overhead, curve):
         verb.add_argument("--plot", metavar="FILE", help="draw it: a .svg or .png file (extra plot)")
-    for verb in (never, adapt, predict, overhead, curve, replay):
+    for verb in (adapt, predict, overhead, curve, replay):
         verb.add_argument("--markdown", metavar="FILE", help="write the table there too, for a page of the docs")
     for verb in (adapt, predict, overhead, curve, record, replay):
         verb.add_argument("--out", metavar="FILE", required=verb is record, help="write the figures there, as JSON")
 
 
-def _finish(args: argparse.Namespace, rows: list[dict[str, Any]], holds: bool = True, **more: Any) -> int:
-    """Table, JSON with provenance, and the exit code: 1 where the claim did not hold."""
+def _finish(
+    args: argparse.Namespace,
+    rows: list[dict[str, Any]],
+    holds: bool = True,
+    *,
+    errors: list[dict[str, Any]] | None = None,  # a table of its own, before the other
+    **more: Any,
+) -> int:
+    """Tables, JSON with provenance, and the exit code: 1 where the claim did not hold."""
     from paceline.bench.run.provenance import provenance
 
-    result = {"rows": rows, **more, "provenance": provenance()}
+    tables = [rows] if errors is None else [errors, rows]
+    result = {"rows": rows, **({} if errors is None else {"errors": errors}), **more, "provenance": provenance()}
     if not args.json:
-        print(format_table(rows))
+        print("\n\n".join(map(format_table, tables)))
     print(json.dumps(result))
     if args.markdown:
-        Path(args.markdown).write_text(markdown_table(rows), encoding="utf-8")
-    if getattr(args, "out", None) and args.bench_verb != "never-slower":
+        Path(args.markdown).write_text("\n".join(map(markdown_table, tables)), encoding="utf-8")
+    if getattr(args, "out", None):
         Path(args.out).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return 0 if holds else 1
-
-
-def _never_slower(args: argparse.Namespace) -> int:
-    from paceline.bench.analyse.cells import analyse
-    from paceline.bench.claims.never_slower import (
-        DEFAULT_SETTINGS,
-        QUICK_SETTINGS,
-        QUICK_TOKENS,
-        WITH_SHIPPED_DRAFTER,
-        heat_map,
-        requests_for,
-        verdicts,
-    )
-    from paceline.cli.bench import sweep_to_records
-    from paceline.errors import InvalidOptionError
-    from paceline.lab.charts import save
-
-    settings = list(args.setting or (QUICK_SETTINGS if args.quick else DEFAULT_SETTINGS))
-    if args.setting is None and args.model == options.DEFAULT_MODEL:
-        settings += WITH_SHIPPED_DRAFTER
-    if args.quick:
-        args.max_tokens = min(args.max_tokens, QUICK_TOKENS)
-    args.requests_for = requests_for
-    args.repeats = args.repeats or (1 if args.quick else 3)
-    analysis = analyse(sweep_to_records(args, settings, side_by_side=True))
-    found = verdicts(analysis)
-    if not found:
-        raise InvalidOptionError(
-            "never-slower needs the settings plain and auto and at least one load with --concurrency"
-        )
-    if args.plot:
-        save(heat_map(found), args.plot)
-    holds = all(verdict.holds for verdict in found) and not analysis.failed
-    summary = {
-        "cells": len(found),
-        "held": sum(verdict.holds for verdict in found),
-        "failed_runs": len(analysis.failed),
-    }
-    return _finish(args, [verdict.row() for verdict in found], holds, **summary)
 
 
 def _adapt(args: argparse.Namespace) -> int:
@@ -147,7 +106,14 @@ def _adapt(args: argparse.Namespace) -> int:
 
 def _predict(args: argparse.Namespace) -> int:
     from paceline.bench.analyse.cells import analyse
-    from paceline.bench.analyse.predict import TOLERANCE, chart, predictions
+    from paceline.bench.analyse.predict import (
+        chart,
+        error_table,
+        explained_of,
+        predicted_of,
+        predictions,
+        share_within,
+    )
     from paceline.bench.run.results import read_records
     from paceline.errors import InvalidOptionError
     from paceline.lab.charts import save
@@ -162,8 +128,13 @@ def _predict(args: argparse.Namespace) -> int:
         raise InvalidOptionError("no cell of the records has a plain run beside it and the engine's own figures")
     if args.plot:
         save(chart(found), args.plot)
-    share = sum(abs(prediction.error) <= TOLERANCE for prediction in found) / len(found)
-    return _finish(args, [prediction.row() for prediction in found], share >= 0.9, share_within_tolerance=share)
+    shares = {"predicts": share_within(predicted_of(found)), "explains": share_within(explained_of(found))}
+    errors = error_table(found)
+    if shares["predicts"] is None and not args.json:
+        print("Nothing could be predicted, only explained: a prediction needs cells with other numbers of users.")
+    judged = shares["explains"] if shares["predicts"] is None else shares["predicts"]
+    holds = judged is not None and judged >= LEAST_PREDICTED
+    return _finish(args, [one.row() for one in found], holds, share_within_tolerance=shares, errors=errors)
 
 
 def _overhead(args: argparse.Namespace) -> int:

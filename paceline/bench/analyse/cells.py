@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.bench.analyse.intervals import Median, median
+from paceline.bench.run.grid import COLD, WARM
 from paceline.bench.run.results import Record
 from paceline.errors import InvalidOptionError
 
@@ -112,7 +113,11 @@ class Analysis:
         return bad
 
 
-def analyse(records: Sequence[Record]) -> Analysis:
+def analyse(records: Sequence[Record], start: str | None = None) -> Analysis:
+    """Runs of engines that started this way; None: warm ones, or cold ones where there are no others."""
+    if start is None:
+        start = WARM if any(_start_of(record) == WARM for record in records) else COLD
+    records = [record for record in records if _start_of(record) == start]
     good = [record for record in records if record["status"] == "ok"]
     if not good:
         raise InvalidOptionError("there is no successful run in the records: nothing to report")
@@ -127,6 +132,10 @@ def analyse(records: Sequence[Record]) -> Analysis:
         if plain is not None:
             result.speedups = result.over(plain)
     return Analysis(cells, [record for record in records if record["status"] != "ok"])
+
+
+def _start_of(record: Record) -> str:
+    return str(record["cell"].get("start", WARM))
 
 
 def table(analysis: Analysis) -> list[dict[str, Any]]:

@@ -2,8 +2,12 @@
 
 The interval between two order statistics covers the true median with a probability that follows from coin flips alone,
 whatever the distribution: with 3 repeats, minimum to maximum covers it in 75 % of cases; from 6 on, in 95 %.
+
+>>> least_count(0.95)
+6
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -34,6 +38,11 @@ def median(values: Sequence[float], coverage: float = 0.95) -> Median:
     while trim + 1 < (count + 1) // 2 and _covered(count, trim + 1) >= coverage:
         trim += 1
     return Median(float(np.median(ordered)), ordered[trim], ordered[count - 1 - trim], _covered(count, trim), count)
+
+
+def least_count(coverage: float) -> int:
+    """Values that an interval of this coverage needs."""
+    return next(count for count in itertools.count(1) if _covered(count, 0) >= coverage)
 
 
 def _covered(count: int, trim: int) -> float:

@@ -23,6 +23,7 @@ from paceline.spec.config.speculative_config import SpeculativeConfig
 
 _SIZED = re.compile(r"^(?P<method>[a-z_0-9]+)(?::(?P<k>\d+)(?:x(?P<nodes>\d+))?)?$")
 PLAIN = "plain"
+WARM, COLD = "warm", "cold"  # an engine that has been running, or a fresh one from its first request on
 USERS_OF_A_RATE = 8  # where requests come by the clock, there are as many of them as for so many users
 
 
@@ -56,10 +57,12 @@ class Cell:
     temperature: float
     load: Load
     repeat: int
+    start: str = WARM
 
     def describe(self) -> dict[str, Any]:
         form = {} if self.setting.form is None else {"format": self.setting.form}
-        return form | {
+        start = {} if self.start == WARM else {"start": self.start}  # as it was before there were cold runs
+        own = {
             "setting": self.setting.name,
             "speculative_config": self.setting.config,
             "url": self.setting.url,
@@ -69,10 +72,12 @@ class Cell:
             "rate_per_s": self.load.rate_per_s,
             "repeat": self.repeat,
         }
+        return form | start | own
 
     @property
     def title(self) -> str:
-        return f"{self.setting.name} {self.workload} T={self.temperature:g} c={self.load.name} #{self.repeat + 1}"
+        where = f"{self.workload} T={self.temperature:g} c={self.load.name}"
+        return f"{self.setting.name} {where}{'' if self.start == WARM else ' cold'} #{self.repeat + 1}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +91,12 @@ class Grid:
     num_requests: int | None = None  # per run; None: as `requests_for` says
     model: str = ""
     requests_for: Callable[[int], int] = enough_for
+    cold_settings: Sequence[Setting] = ()  # those that are measured on fresh engines as well
 
     def check(self) -> None:
         """Raise for anything that could only fail later, before the first run."""
         parts = {
-            "a setting": self.settings,
+            "a setting": [*self.settings, *self.cold_settings],
             "a workload": self.workloads,
             "a temperature": self.temperatures,
             "a load": self.loads,
@@ -98,14 +104,15 @@ class Grid:
         for what, values in parts.items():
             if not values:
                 raise InvalidOptionError(f"the grid is empty: it needs at least {what}")
-        names = [setting.name for setting in self.settings]
-        if len(set(names)) < len(names):
-            raise InvalidOptionError(f"a setting is in the grid twice: {', '.join(names)}")
+        for settings in (self.settings, self.cold_settings):
+            names = [setting.name for setting in settings]
+            if len(set(names)) < len(names):
+                raise InvalidOptionError(f"a setting is in the grid twice: {', '.join(names)}")
         if self.num_repeats < 1 or (self.num_requests is not None and self.num_requests < 1):
             raise InvalidOptionError(
                 f"repeats and requests must be 1 or more, got {self.num_repeats} and {self.num_requests}"
             )
-        urls = [setting.url is not None for setting in self.settings]
+        urls = [setting.url is not None for setting in [*self.settings, *self.cold_settings]]
         if any(urls) and not all(urls):
             raise InvalidOptionError(
                 "a sweep measures our engine or servers, not both: run it twice and report on both"
@@ -124,9 +131,10 @@ class Grid:
         for repeat in range(self.num_repeats):
             points = itertools.product(self.workloads, self.temperatures, self.loads)
             for number, (workload, temperature, load) in enumerate(points):
-                shift = (repeat + number) % len(self.settings)
-                for setting in [*self.settings[shift:], *self.settings[:shift]]:
-                    yield Cell(setting, workload, temperature, load, repeat)
+                for start, settings in ((COLD, self.cold_settings), (WARM, self.settings)):
+                    shift = (repeat + number) % max(1, len(settings))
+                    for setting in [*settings[shift:], *settings[:shift]]:
+                        yield Cell(setting, workload, temperature, load, repeat, start)
 
     def key(self, cell: Cell) -> str:
         """What makes two measurements the same one: the cell, the model and how it is sampled."""
@@ -136,7 +144,7 @@ class Grid:
 
     def __len__(self) -> int:
         points = len(self.workloads) * len(self.temperatures) * len(self.loads)
-        return len(self.settings) * points * self.num_repeats
+        return (len(self.settings) + len(self.cold_settings)) * points * self.num_repeats
 
 
 def parse_setting(text: str) -> Setting:

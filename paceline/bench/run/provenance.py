@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ def provenance(arguments: dict[str, Any] | None = None) -> dict[str, Any]:
 
     facts: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "versions": {
             "paceline": __version__,
@@ -40,14 +41,26 @@ def provenance(arguments: dict[str, Any] | None = None) -> dict[str, Any]:
     return facts
 
 
-def _commit() -> str | None:
-    """The checkout's commit, with a + where tracked files were changed since; None outside a checkout."""
+@cache
+def commit() -> str | None:
+    """The checkout's commit when this process first asked, with a + where tracked files were changed since; None
+    outside a checkout. It is asked once: later commits are not the code that runs here."""
+    return _asked_of_git("HEAD", ".")
+
+
+@cache
+def code() -> str | None:
+    """The same for the package alone: commits that change nothing but documents and tests have the same code."""
+    return _asked_of_git("HEAD:paceline", "paceline")
+
+
+def _asked_of_git(name: str, changed: str) -> str | None:
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
     try:
-        commit = _git(root, "rev-parse", "--short=12", "HEAD")
-        return commit + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+        found = _git(root, "rev-parse", "--short=12", name)
+        return found + ("+" if _git(root, "status", "--porcelain", "--untracked-files=no", "--", changed) else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 

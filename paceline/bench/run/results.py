@@ -24,13 +24,14 @@ class RecordFile:
         """Keys of the runs that succeeded; a failed one is to be run again."""
         return {record["key"] for record in self.records if record["status"] == "ok"}
 
-    def append(self, record: Record) -> None:
+    def append(self, *records: Record) -> None:
+        """Several belong together: they were measured in turns."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write("".join(json.dumps(record) + "\n" for record in records))
             file.flush()
             os.fsync(file.fileno())
-        self.records.append(record)
+        self.records.extend(records)
 
     def _read(self) -> list[Record]:
         if not self.path.exists():

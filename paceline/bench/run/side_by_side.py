@@ -1,133 +1,47 @@
 """All settings of a point at once, a step or two of one engine after a step or two of another.
 
 A shared machine is faster now and slower then, by more than the differences that a comparison is about. So the engines
-take turns of a hundredth of a second, and each has a clock that runs only during its own steps. Whatever slows the
+take turns of a hundredth of a second, and each has a clock that runs only while it works (lane.py). Whatever slows the
 machine down slows all of them alike.
 
-What is compared is the engine, called directly, after some other prompts of the same workload: the time that a server
-takes around its steps is not in it, nor is the start, in which `auto` finds out what pays. Users whose questions are
-all answered ask others until the last answer is there, so that the batch stays full: with drafts, answers do not end
-together, and a batch that empties says nothing about the load. For the same reason answers differ in length, by the
-question alike for all engines: were all of them equally long, plain decoding would end and begin them in step, and read
-all new prompts in one large pass, which costs half as much per token as it does when users come one by one.
+What is compared is the engine, called directly: the time that a server takes around its steps is not in it.
+
+- *warm*: each engine has answered other prompts of the same workload before the comparison.
+- *cold*: each engine is new, and its clock runs from its first request on: prompts, first trials of drafters, all of
+  it. Not in it is what happens before a request can come: loading and measuring passes. That time is recorded as
+  `start_s`. What only the first engine of a process pays (modules, threads, files) is nobody's: before the first
+  comparison a throw-away engine of each setting answers something (`rehearsal.py`), and nothing that it learned is
+  kept.
+
+Neither reads or writes what engines keep on disk of what they learned: a round must not depend on the one before it.
 """
 
 import gc
-import itertools
-import random
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from paceline.bench.run.backend import Answer, Sampling
-from paceline.bench.run.engine_backend import asked, engine_figures, fill, sampling_params
-from paceline.bench.run.grid import Cell, Grid, Setting
+from paceline.bench.run.engine_backend import engine_figures
+from paceline.bench.run.grid import COLD, Cell, Grid, Setting
+from paceline.bench.run.lane import Lane, run_lanes
 from paceline.bench.run.provenance import provenance
+from paceline.bench.run.rehearsal import rehearse
 from paceline.bench.run.results import Record, RecordFile
 from paceline.bench.run.summary import summarize
-from paceline.bench.run.sweep import RunOptions, line_of, record_of, say_resumed, since, time_left
-from paceline.bench.workloads.workload import Prompt, take
+from paceline.bench.run.sweep import RunOptions, line_of, record_of, say_resumed, since
+from paceline.bench.workloads.workload import take
 from paceline.core.draft_counts import DraftCounts
 from paceline.errors import InvalidOptionError, PacelineError
 from paceline.llm import LLM
 
-# Before the comparison: what is compared is an engine that has been running.
+# Before a warm comparison: what is compared is an engine that has been running.
 WARM_UP_TOKENS, WARM_UP_REQUESTS = 96, 4  # of each request; requests at least, and one of each user
-GOLDEN_RATIO = 0.618034
-TURN_S = 0.01  # a step or two of one engine, then of another
+LEARNED_CACHE = "PACELINE_LEARNED_CACHE"  # "off": engines neither read nor write what they learned
 
 MakeEngine = Callable[[Setting], LLM]
-
-
-class Lane:
-    """One engine, its users and its own clock."""
-
-    def __init__(self, llm: LLM) -> None:
-        self.llm = llm
-        self.spent_s = 0.0  # since the start
-        self.began_s = 0.0  # what it was when the last questions came
-        self.num_emitted = 0  # tokens, since then
-        self.answers: list[Answer] = []  # to the questions that count
-        self._elsewhere_s = 0.0  # on the machine's clock, outside this engine's steps
-        self._questions: Iterator[tuple[int, Prompt]] = iter(())
-        self._num_open = 0  # questions that count and are not answered yet
-        self._sampling = Sampling()
-        self._running: dict[int, tuple[Any, Answer]] = {}  # number of the question -> its job, and the answer so far
-        llm.engine.core.speculator.use_clock(self.now)
-
-    def now(self) -> float:
-        """Seconds that this engine has been at work, during a step of its own: asked several times in each."""
-        return time.perf_counter() - self._elsewhere_s
-
-    @property
-    def is_busy(self) -> bool:
-        return self._num_open > 0
-
-    def offer(self, prompts: Sequence[Prompt], others: Sequence[Prompt], sampling: Sampling, num_users: int) -> None:
-        """`others`: what is asked, round and round, by users who have nothing else to ask."""
-        self._questions = enumerate(itertools.chain(prompts, itertools.cycle(others)))
-        self.answers = [Answer(prompt.prompt_id, prompt.category, 0.0) for prompt in prompts]
-        self._sampling, self._num_open = sampling, len(prompts)
-        self.began_s, self.num_emitted = self.spent_s, 0
-        for _ in range(num_users):
-            self._ask_next()
-
-    def step(self) -> None:
-        self._elsewhere_s = time.perf_counter() - self.spent_s
-        try:
-            self.llm.step()
-        finally:
-            self.spent_s = self.now()
-        for index, (job, answer) in list(self._running.items()):
-            num_new = job.requests[0].num_output_tokens - answer.num_output_tokens
-            if num_new:
-                self.num_emitted += num_new
-                answer.num_output_tokens += num_new
-                answer.event_s.append(self.spent_s)
-            if job.finished:
-                del self._running[index]
-                fill(answer, job.output())
-                self._num_open -= index < len(self.answers)
-                self._ask_next()
-        if not self.is_busy:
-            for job, _ in self._running.values():
-                self.llm.cancel(job)
-            self._running.clear()
-
-    def _ask_next(self) -> None:
-        """The user whose answer is complete asks the next open question."""
-        while self.is_busy:
-            index, prompt = next(self._questions)
-            counts = index < len(self.answers)
-            answer = self.answers[index] if counts else Answer(prompt.prompt_id, prompt.category, 0.0)
-            answer.begin_s = self.spent_s
-            try:
-                sampling = replace(self._sampling, max_tokens=length_of(index, self._sampling.max_tokens))
-                job = self.llm.submit(asked(prompt, self.llm.get_tokenizer()), sampling_params(sampling, index, prompt))
-            except PacelineError as error:
-                if not counts:
-                    raise
-                answer.error = f"{type(error).__name__}: {error}"
-                self._num_open -= 1
-                continue
-            self._running[index] = job, answer
-            return
-
-
-def length_of(index: int, typical: int) -> int:
-    """Tokens of an answer: half to one and a half of what is typical, evenly spread over any few in a row."""
-    return max(1, round(typical * (0.5 + (index * GOLDEN_RATIO) % 1.0)))
-
-
-def run_lanes(lanes: Sequence[Lane]) -> None:
-    """Until all questions are answered. Turns are short, in random order: none always comes after the same one."""
-    rng, until_s = random.Random(0), 0.0
-    while busy := [lane for lane in lanes if lane.is_busy]:
-        until_s += TURN_S
-        for lane in rng.sample(busy, len(busy)):
-            while lane.is_busy and lane.spent_s - lane.began_s < until_s:
-                lane.step()
 
 
 def run_side_by_side(
@@ -137,66 +51,116 @@ def run_side_by_side(
     options: RunOptions,
     say: Callable[[str], None],
     arguments: dict[str, Any] | None = None,
+    plan: dict[str, Any] | None = None,  # kept in every record
 ) -> None:
     """Every point of the grid that is not recorded yet, with all settings that are to be compared at it."""
     grid.check()
-    has_servers = any(setting.url is not None for setting in grid.settings)
+    has_servers = any(setting.url is not None for setting in [*grid.settings, *grid.cold_settings])
     if has_servers or any(load.concurrency is None for load in grid.loads):
         raise InvalidOptionError("side by side run our own engines under --concurrency: for servers and rates, sweep")
     done, points = records.done(), _points(grid)
     todo = [cells for cells in points if not all(grid.key(cell) in done for cell in cells)]
     say_resumed(len(points) - len(todo), len(points), "points", records, say)
-    begin_s = time.perf_counter()
-    for number, cells in enumerate(todo):
-        for record in _measure(grid, cells, make_engine, options):
-            record["provenance"] = provenance(arguments)
-            records.append(record)
-            setting = record["cell"]["setting"]
-            say(f"    {setting}: {line_of(record)}")
-        where = cells[0].title.partition(" ")[2]
-        say(f"[{number + 1}/{len(todo)}] {where} ({time_left(begin_s, number + 1, len(todo))})")
+    if not todo:
+        return
+    say("first a throw-away engine of each setting, to find out how long the rest takes")
+    with _nothing_learned_on_disk():
+        estimate = rehearse(grid, make_engine)
+        expected_s = [sum(estimate.cell_s(cell, _num_tokens(grid, cell, options)) for cell in cells) for cells in todo]
+        say(f"{len(todo)} points in {grid.num_repeats} rounds: about {sum(expected_s) / 60:.0f} min")
+        begin_s = time.perf_counter()
+        for number, cells in enumerate(todo, 1):
+            measured = list(_measure(grid, cells, make_engine, options))
+            for record in measured:
+                record["provenance"] = provenance(arguments)
+                if plan is not None:
+                    record["plan"] = plan
+            records.append(*measured)
+            for record in measured:
+                say(f"    {record['cell']['setting']}: {line_of(record)}")
+            slower = (time.perf_counter() - begin_s) / sum(expected_s[:number])
+            left_s = slower * sum(expected_s[number:])
+            where = cells[0].title.partition(" ")[2]
+            say(f"[{number}/{len(todo)}] {where} (about {left_s / 60:.0f} min left)")
+
+
+@contextmanager
+def _nothing_learned_on_disk() -> Iterator[None]:
+    before = os.environ.get(LEARNED_CACHE)
+    os.environ[LEARNED_CACHE] = "off"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[LEARNED_CACHE]
+        else:
+            os.environ[LEARNED_CACHE] = before
 
 
 def _points(grid: Grid) -> list[list[Cell]]:
     """The grid's cells, those that differ in nothing but the setting together."""
     points: dict[Any, list[Cell]] = {}
     for cell in grid.cells():
-        points.setdefault((cell.workload, cell.temperature, cell.load, cell.repeat), []).append(cell)
+        where = (cell.workload, cell.temperature, cell.load, cell.repeat, cell.start)
+        points.setdefault(where, []).append(cell)
     return list(points.values())
 
 
+def _num_warm_up(cell: Cell, options: RunOptions) -> int:
+    """Requests before the comparison."""
+    if cell.start == COLD:
+        return 0
+    users = cell.load.concurrency or 1
+    return max(users, WARM_UP_REQUESTS) if options.num_warm_up is None else options.num_warm_up
+
+
+def _num_tokens(grid: Grid, cell: Cell, options: RunOptions) -> int:
+    measured = grid.requests_of(cell.load) * grid.sampling.max_tokens
+    return measured + _num_warm_up(cell, options) * WARM_UP_TOKENS
+
+
 def _measure(grid: Grid, cells: Sequence[Cell], make_engine: MakeEngine, options: RunOptions) -> Iterator[Record]:
-    lanes: list[Lane | PacelineError] = []
+    lanes: list[tuple[Lane, float] | PacelineError] = []  # with the seconds that its start took
     for cell in cells:
+        begin_s = time.perf_counter()
         try:
-            lanes.append(Lane(make_engine(cell.setting)))
+            lane = Lane(make_engine(cell.setting))
         except PacelineError as error:
             lanes.append(error)
-    running = [lane for lane in lanes if isinstance(lane, Lane)]
-    cell, users = cells[0], cells[0].load.concurrency or 1
-    sampling = replace(grid.sampling, temperature=cell.temperature)
-    num_requests = grid.requests_of(cell.load)
-    count = max(users, WARM_UP_REQUESTS) if options.num_warm_up is None else options.num_warm_up
-    others = take(cell.workload, users, skip=num_requests + count)
-    for lane in running:
-        warm_up = take(cell.workload, count, skip=num_requests)
-        lane.offer(warm_up, others, replace(sampling, max_tokens=WARM_UP_TOKENS), users)
-    run_lanes(running)
-    before = [(_counts(lane.llm), engine_figures(lane.llm)) for lane in running]
-    gc.collect()
-    gc.freeze()  # what is there stays: looking through it now and then would stop one engine or another
-    for lane in running:
-        lane.offer(take(cell.workload, num_requests), others, sampling, users)
-    run_lanes(running)
-    gc.unfreeze()
-    earlier = iter(before)
+        else:
+            lanes.append((lane, time.perf_counter() - begin_s))
+    running = [found[0] for found in lanes if not isinstance(found, PacelineError)]
+    before = iter(_compare(grid, cells[0], running, options))
     for cell, found in zip(cells, lanes, strict=True):
         described = {"backend": "engine, side by side", "model": grid.model, "speculative_config": cell.setting.config}
-        if isinstance(found, Lane):
-            summary = _summary(found, *next(earlier), options)
-            yield record_of(grid, cell, found.answers, summary, described)
-        else:
+        if isinstance(found, PacelineError):
             yield record_of(grid, cell, [], {}, described, str(found))
+        else:
+            lane, start_s = found
+            summary = _summary(lane, *next(before), options) | {"start_s": start_s}
+            yield record_of(grid, cell, lane.answers, summary, described)
+
+
+def _compare(
+    grid: Grid, cell: Cell, lanes: Sequence[Lane], options: RunOptions
+) -> list[tuple[DraftCounts, dict[str, float]]]:
+    """Asks all engines the same. The engines' totals when that began: what a warm one has from before."""
+    users, sampling = cell.load.concurrency or 1, replace(grid.sampling, temperature=cell.temperature)
+    num_requests, count = grid.requests_of(cell.load), _num_warm_up(cell, options)
+    others = take(cell.workload, users, skip=num_requests + count)
+    if count:
+        for lane in lanes:
+            warm_up = take(cell.workload, count, skip=num_requests)
+            lane.offer(warm_up, others, replace(sampling, max_tokens=WARM_UP_TOKENS), users)
+        run_lanes(lanes)
+    before = [(_counts(lane.llm), engine_figures(lane.llm)) for lane in lanes]
+    gc.collect()
+    gc.freeze()  # what is there stays: looking through it now and then would stop one engine or another
+    for lane in lanes:
+        lane.offer(take(cell.workload, num_requests), others, sampling, users)
+    run_lanes(lanes)
+    gc.unfreeze()
+    return before
 
 
 def _summary(lane: Lane, counts: DraftCounts, figures: dict[str, float], options: RunOptions) -> dict[str, Any]:
@@ -208,6 +172,7 @@ def _summary(lane: Lane, counts: DraftCounts, figures: dict[str, float], options
     if summary["num_failed"] < len(lane.answers):
         wall_s = lane.spent_s - lane.began_s
         summary |= {"wall_s": wall_s, "num_output_tokens": lane.num_emitted, "tokens_per_s": lane.num_emitted / wall_s}
+        summary["tokens_by_second"] = lane.emitted_by_second
         summary["speculation"]["mean_acceptance_length"] = lane.num_emitted / max(1, during.num_steps)
     return summary
 

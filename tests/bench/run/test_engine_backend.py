@@ -117,8 +117,21 @@ def test_predict_prints_a_row_per_cell_and_draws_them(tmp_path: Path, capsys: py
     curve.write_text(json.dumps({"1": 0.010, "5": 0.014, "8": 0.020, "40": 0.080}))
     code = call("predict", str(runs), "--curve", str(curve), "--plot", str(tmp_path / "p.svg"), "--json")
     result = json.loads(capsys.readouterr().out)
-    assert code == (0 if result["share_within_tolerance"] >= 0.9 else 1)
+    assert code == (0 if result["share_within_tolerance"]["predicts"] >= 0.9 else 1)
     assert len(result["rows"]) == 6 and (tmp_path / "p.svg").exists()
+    assert [row["setting"] for row in result["errors"]] == ["all", "ngram:4", "suffix:8", "auto"]
+
+
+def test_predict_says_where_it_only_explains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs, curve = tmp_path / "runs.jsonl", tmp_path / "curve.json"
+    one_load = [record for record in sweep() if record["cell"]["concurrency"] == 1]
+    runs.write_text("".join(json.dumps(record) + "\n" for record in one_load))
+    curve.write_text(json.dumps({"1": 0.010, "5": 0.014, "8": 0.020, "40": 0.080}))
+    code = call("predict", str(runs), "--curve", str(curve))
+    said = capsys.readouterr().out
+    shares = json.loads(said.splitlines()[-1])["share_within_tolerance"]
+    assert "only explained" in said and shares["predicts"] is None
+    assert code == (0 if shares["explains"] >= 0.9 else 1)
 
 
 def test_a_grid_that_cannot_be_is_refused_before_a_model_is_loaded() -> None:
@@ -141,6 +154,8 @@ def test_claims_write_tables_for_the_docs(tmp_path: Path) -> None:
     runs.write_text("".join(json.dumps(record) + "\n" for record in sweep()))
     curve.write_text(json.dumps({"1": 0.010, "5": 0.014, "8": 0.020, "40": 0.080}))
     call("predict", str(runs), "--curve", str(curve), "--markdown", str(page))
-    lines = page.read_text().splitlines()
-    assert len({line.count("|") for line in lines}) == 1 and set(lines[1]) == {"|", " ", "-"}
-    assert len(lines) > 3
+    tables = [table.splitlines() for table in page.read_text().split("\n\n")]
+    assert len(tables) == 2  # errors by setting, then cells
+    for lines in tables:
+        assert len({line.count("|") for line in lines}) == 1 and set(lines[1]) == {"|", " ", "-"}
+        assert len(lines) > 3

@@ -1,6 +1,9 @@
 """Engines in turns: each has a clock of its own, its batch stays full, and all give the same answers."""
 
+import os
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +11,10 @@ import pytest
 
 from paceline.bench.run.backend import Sampling
 from paceline.bench.run.grid import Grid, Setting, parse_setting
+from paceline.bench.run.lane import Lane, length_of, run_lanes
 from paceline.bench.run.load import Load
 from paceline.bench.run.results import RecordFile
-from paceline.bench.run.side_by_side import Lane, length_of, run_lanes, run_side_by_side
+from paceline.bench.run.side_by_side import LEARNED_CACHE, MakeEngine, run_side_by_side
 from paceline.bench.run.sweep import RunOptions
 from paceline.bench.workloads.workload import Prompt
 from paceline.errors import InvalidOptionError
@@ -26,11 +30,14 @@ def make(setting: Setting) -> LLM:
     return LLM(toy_model(6.0), setting.config, **LIMITS)
 
 
-def measure(folder: Path, settings: list[str], lines: list[str]) -> RecordFile:
+def measure(
+    folder: Path, settings: list[str], lines: list[str], cold: Sequence[str] = (), make: MakeEngine = make
+) -> RecordFile:
     workload = folder / "prompts.jsonl"
     workload.write_text("".join(f'{{"prompt": "{prompt.text}"}}\n' for prompt in [*PROMPTS, *OTHERS]))
     sampling = Sampling(max_tokens=12)
     grid = Grid([parse_setting(s) for s in settings], [str(workload)], [1.0], [Load(concurrency=2)], 1, sampling)
+    grid = replace(grid, cold_settings=[parse_setting(s) for s in cold])
     records = RecordFile(folder / "runs.jsonl")
     run_side_by_side(grid, make, records, RunOptions(num_warm_up=1), lines.append)
     return records
@@ -53,6 +60,74 @@ def test_all_settings_give_the_same_answers_and_a_rerun_measures_nothing(tmp_pat
     again: list[str] = []
     assert len(measure(tmp_path, ["plain", "suffix:4", "auto"], again).records) == 3
     assert "recorded" in again[0] and len(again) == 1
+
+
+def test_a_cold_engine_is_new_and_its_first_step_counts(tmp_path: Path) -> None:
+    """Warm and cold beside each other: what an engine's first step takes is in the cold figures alone."""
+    made: list[LLM] = []
+    learned = []
+
+    def slow_to_begin(setting: Setting) -> LLM:
+        llm = make(setting)
+        first_step = llm.step
+
+        def step() -> None:
+            if not llm.stats()["num_steps"]:
+                learned.append(os.environ.get(LEARNED_CACHE))
+                time.sleep(0.5)
+            first_step()
+
+        monkeypatch.setattr(llm, "step", step)
+        made.append(llm)
+        learned.append(os.environ.get(LEARNED_CACHE))
+        return llm
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv(LEARNED_CACHE, "/somewhere")
+        settings = ["plain", "auto"]
+        records = measure(tmp_path, settings, [], cold=settings, make=slow_to_begin).records
+        assert os.environ[LEARNED_CACHE] == "/somewhere" and set(learned) == {"off"}
+    found = {(r["cell"].get("start", "warm"), r["cell"]["setting"]): r["summary"] for r in records}
+    assert len(found) == 4 and len({record["key"] for record in records}) == 4
+    for setting in settings:
+        cold, warm = found["cold", setting], found["warm", setting]
+        assert cold["wall_s"] > 0.5 > warm["wall_s"] and cold["ttft_s"]["p99"] > 0.45
+        assert cold["start_s"] > 0.0
+    rehearsed, (plain, auto) = made[:4], made[4:6]
+    assert len(made) == 2 * 2 + 2 * 2 and not set(map(id, rehearsed)) & {id(plain), id(auto)}
+    assert found["cold", "plain"]["engine"]["num_passes"] == plain.stats()["num_steps"], "nothing came before"
+    hashes = {tuple(request["output_hash"] for request in record["requests"]) for record in records}
+    assert len(hashes) == 1
+
+
+def test_tokens_are_counted_by_the_second_of_the_engines_own_clock() -> None:
+    lane = Lane(make(parse_setting("plain")))
+    lane.offer(PROMPTS, OTHERS, Sampling(max_tokens=10), 2)
+    emitted, step = [], lane.llm.step
+
+    def slow() -> None:
+        emitted.append(lane.num_emitted)
+        time.sleep(0.15)
+        step()
+
+    lane.llm.step = slow  # type: ignore[method-assign]
+    time.sleep(0.5)  # elsewhere
+    run_lanes([lane])
+    assert len(lane.emitted_by_second) == int(lane.spent_s - lane.began_s)
+    assert lane.emitted_by_second[0] == emitted[6], "the step that crosses the end of the second came after it"
+
+
+def test_taking_in_a_question_is_on_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = Lane(make(parse_setting("plain")))
+    submit = lane.llm.submit
+
+    def slow(*given: Any) -> Any:
+        time.sleep(0.05)
+        return submit(*given)
+
+    monkeypatch.setattr(lane.llm, "submit", slow)
+    lane.offer(PROMPTS, OTHERS, Sampling(max_tokens=2), 2)
+    assert lane.spent_s - lane.began_s >= 0.1
 
 
 def test_a_slow_engine_takes_no_time_from_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
