@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import itertools
 import statistics
 from collections.abc import Sequence
 
@@ -16,14 +15,14 @@ from paceline.lab.pass_cost import PassCost
 BLOCK = 16
 MOST_STREAMS = 16
 STREAMS = (1, 2, 4, 8, MOST_STREAMS)  # that decode together in the calibration
-PROMPTS = (MOST_STREAMS, 32, 64, 96, 128)  # tokens of lone prompts in it, each read in one pass
+PROMPTS = (12, MOST_STREAMS, 24, 32, 40, 48, 64, 96, 128)  # tokens of lone prompts in it, each read in one pass
 LONG = 320  # of the one that shows what rows pay for the tokens before them
 NUM_FACTORS = 200  # by which passes of the same rows differ
 MOVED = (48, 144)  # lone prompts that a prefill worker computes, each in one pass: nothing travels before its end
 NEIGHBOURS = {DECODES: (2, 20, 600), READS: (3, 200, 8)}  # its streams, tokens of prompt and answer, by what it does
-NEIGHBOUR_REQUESTS = 400  # more than it can answer while the other worker is measured
-NEIGHBOUR_STARTS_S = 0.5
-ROUNDS = 5
+NEIGHBOUR_REQUESTS = 150  # more than it can answer while the other worker is measured
+NEIGHBOUR_STARTS_S = 0.3
+ROUNDS, NEIGHBOUR_ROUNDS = 5, 3
 FIRST_SEED, SEEDS = 10**12, 10**7  # of the words of prompts: of no load, and in a turn
 
 
@@ -35,6 +34,10 @@ def calibrate(
     seed = FIRST_SEED + turn * SEEDS
     one, other = (ClusterBackend([address], args.tokenizer, "kv_aware", "local") for address in addresses)
     spec = asyncio.run(_spec(one, args, seed))
+    curve = zip(spec.pass_cost.rows, spec.pass_cost.seconds, strict=True)
+    print("pass ms: " + ", ".join(f"{rows:.0f} rows {1e3 * seconds:.1f}" for rows, seconds in curve))
+    more_s = {"row of a stream": spec.stream_row_s, "row after 1000 tokens": spec.context_s, "way": spec.request_s}
+    print("more ms: " + ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in more_s.items()), flush=True)
     one, other = (ClusterBackend([address], args.tokenizer, "kv_aware", "local") for address in addresses)
     slowdown, spread = asyncio.run(_slowdown(one, other, args, seed + SEEDS // 2))
     return spec, spec.replace(slowdown=slowdown, pass_spread=spread)
@@ -62,39 +65,48 @@ async def _slowdown(
     backend: ClusterBackend, neighbour: ClusterBackend, args: argparse.Namespace, seed: int
 ) -> tuple[Slowdown, tuple[float, ...]]:
     """How much longer passes of one worker take while the other one reads prompts, or only decodes; and by which
-    factors passes then differ from their mean."""
+    factors passes then differ from their mean. In turns and as medians of some rounds: the machine's own speed changes
+    from one second to the next."""
     await backend.start().tried()
     await neighbour.start().tried()
-    factors: dict[str, float] = {}
-    gaps_s, lone_s = await _two_kinds_s(backend, args, seed)
-    alone = {DECODES: statistics.fmean(gaps_s), READS: lone_s}
-    spread = [gap / alone[DECODES] for gap in gaps_s]
-    for turn, (name, (num_streams, num_prompt, num_tokens)) in enumerate(NEIGHBOURS.items()):
-        asks = [
-            Ask(0.0, words(args.tokenizer, num_prompt, seed + SEEDS // 10 * (1 + turn) + i), num_tokens)
-            for i in range(NEIGHBOUR_REQUESTS)
-        ]
-        busy = asyncio.create_task(answer_all(neighbour, asks, num_streams))
-        await asyncio.sleep(NEIGHBOUR_STARTS_S)
-        gaps_s, lone_s = await _two_kinds_s(backend, args, seed + SEEDS // 20 * (1 + turn))
-        assert not busy.done(), "the neighbour was idle in the end"
-        busy.cancel()
-        await asyncio.gather(busy, return_exceptions=True)
-        await asyncio.sleep(NEIGHBOUR_STARTS_S)
-        beside = {DECODES: statistics.fmean(gaps_s), READS: lone_s}
-        spread += [gap / beside[DECODES] for gap in gaps_s]
-        factors |= {f"{kind}_beside_{name}": max(1.0, beside[kind] / alone[kind]) for kind in alone}
+    factors: dict[str, list[float]] = {f"{kind}_beside_{name}": [] for kind in (DECODES, READS) for name in NEIGHBOURS}
+    spreads: dict[str, list[tuple[float, ...]]] = {name: [] for name in NEIGHBOURS}
+    for turn in range(NEIGHBOUR_ROUNDS):
+        first = seed + SEEDS // 20 * turn
+        alone, _ = await _two_kinds_s(backend, args, first)
+        for name, (num_streams, num_prompt, num_tokens) in NEIGHBOURS.items():
+            first += SEEDS // 100
+            asks = [
+                Ask(0.0, words(args.tokenizer, num_prompt, first + SEEDS // 200 + i), num_tokens)
+                for i in range(NEIGHBOUR_REQUESTS)
+            ]
+            busy = asyncio.create_task(answer_all(neighbour, asks, num_streams))
+            await asyncio.sleep(NEIGHBOUR_STARTS_S)
+            beside, spread = await _two_kinds_s(backend, args, first)
+            assert not busy.done(), "the neighbour was idle in the end"
+            busy.cancel()
+            await asyncio.gather(busy, return_exceptions=True)
+            await asyncio.sleep(NEIGHBOUR_STARTS_S)
+            spreads[name].append(spread)
+            for kind in alone:
+                factors[f"{kind}_beside_{name}"].append(beside[kind] / alone[kind])
     await backend.stop()
     await neighbour.stop()
-    print("slowdown: " + ", ".join(f"{name} {factor:.2f}" for name, factor in factors.items()))
-    return Slowdown(**factors), _even(spread)
+    table = {name: max(1.0, statistics.median(found)) for name, found in factors.items()}
+    print("slowdown: " + ", ".join(f"{name} {factor:.2f}" for name, factor in table.items()), flush=True)
+    return Slowdown(**table), tuple(factor for rounds in spreads.values() for factor in _medians(rounds))
 
 
-async def _two_kinds_s(backend: ClusterBackend, args: argparse.Namespace, seed: int) -> tuple[list[float], float]:
-    """Passes of two streams, and a lone prompt."""
-    asks = [Ask(0.0, words(args.tokenizer, 20, seed + i), 200) for i in range(2)]
+async def _two_kinds_s(
+    backend: ClusterBackend, args: argparse.Namespace, seed: int
+) -> tuple[dict[str, float], tuple[float, ...]]:
+    """Passes of two streams, with the factors by which they differ, and a lone prompt."""
+    asks = [Ask(0.0, words(args.tokenizer, 20, seed + i), 110) for i in range(2)]
     gaps_s = [gap for one in await answer_all(backend, asks, 2) for gap in one.gaps_s[10:]]
-    return gaps_s, await _lone_s(backend, args, PROMPTS[-1], seed, 15)
+    mean_s = statistics.fmean(gaps_s)
+    return {DECODES: mean_s, READS: await _lone_s(backend, args, PROMPTS[-1], seed)}, _even(
+        [gap / mean_s for gap in gaps_s]
+    )
 
 
 async def _stream_passes(
@@ -102,16 +114,23 @@ async def _stream_passes(
 ) -> tuple[dict[int, float], tuple[float, ...]]:
     """Of few rows, the median of some rounds, and by which factors passes of the same rows differ."""
     rounds: dict[int, list[float]] = {count: [] for count in STREAMS}
-    factors: list[float] = []
-    for turn, count in itertools.product(range(ROUNDS), STREAMS):
-        asks = [
-            Ask(0.0, words(args.tokenizer, 20, seed + 100_000 + 1000 * turn + 50 * count + i), 50) for i in range(count)
-        ]
-        # without the first ones, in which the others' prompts are still read
-        gaps = [gap for one in await answer_all(backend, asks, count) for gap in one.gaps_s[10:]]
-        rounds[count].append(statistics.fmean(gaps))
-        factors += [gap / rounds[count][-1] for gap in gaps]
-    return {count: statistics.median(means) for count, means in rounds.items()}, _even(factors)
+    spreads: list[tuple[float, ...]] = []
+    for turn in range(ROUNDS):
+        factors: list[float] = []
+        for count in STREAMS:
+            first = seed + 100_000 + 1000 * turn + 50 * count
+            asks = [Ask(0.0, words(args.tokenizer, 20, first + i), 50) for i in range(count)]
+            # without the first ones, in which the others' prompts are still read
+            gaps = [gap for one in await answer_all(backend, asks, count) for gap in one.gaps_s[10:]]
+            rounds[count].append(statistics.fmean(gaps))
+            factors += [gap / rounds[count][-1] for gap in gaps]
+        spreads.append(_even(factors))
+    return {count: statistics.median(means) for count, means in rounds.items()}, _medians(spreads)
+
+
+def _medians(spreads: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+    """What is rare in most rounds, and not what was rare in one."""
+    return tuple(statistics.median(factors) for factors in zip(*spreads, strict=True))
 
 
 def _even(factors: Sequence[float]) -> tuple[float, ...]:
