@@ -16,7 +16,7 @@ BLOCK = 16
 MOST_STREAMS = 16
 STREAMS = (1, 2, 4, 8, MOST_STREAMS)  # that decode together in the calibration
 PROMPTS = (12, MOST_STREAMS, 24, 32, 40, 48, 64, 96, 128)  # tokens of lone prompts in it, each read in one pass
-LONG = 320  # of the one that shows what rows pay for the tokens before them
+SHORT, LONG = 20, 320  # of those that show what rows pay for the tokens before them
 NUM_FACTORS = 200  # by which passes of the same rows differ
 MOVED = (48, 144)  # lone prompts that a prefill worker computes, each in one pass: nothing travels before its end
 NEIGHBOURS = {DECODES: (2, 20, 600), READS: (3, 200, 8)}  # its streams, tokens of prompt and answer, by what it does
@@ -36,7 +36,12 @@ def calibrate(
     spec = asyncio.run(_spec(one, args, seed))
     curve = zip(spec.pass_cost.rows, spec.pass_cost.seconds, strict=True)
     print("pass ms: " + ", ".join(f"{rows:.0f} rows {1e3 * seconds:.1f}" for rows, seconds in curve))
-    more_s = {"row of a stream": spec.stream_row_s, "row after 1000 tokens": spec.context_s, "way": spec.request_s}
+    more_s = {
+        "row of a stream": spec.stream_row_s,
+        "row after 1000 tokens": spec.context_s,
+        "stream": spec.stream_context_s,
+        "way": spec.request_s,
+    }
     print("more ms: " + ", ".join(f"{name} {1e3 * seconds:.2f}" for name, seconds in more_s.items()), flush=True)
     one, other = (ClusterBackend([address], args.tokenizer, "kv_aware", "local") for address in addresses)
     slowdown, spread = asyncio.run(_slowdown(one, other, args, seed + SEEDS // 2))
@@ -48,6 +53,7 @@ async def _spec(backend: ClusterBackend, args: argparse.Namespace, seed: int) ->
     stream costs more."""
     await backend.start().tried()
     passes_s, spread = await _stream_passes(backend, args, seed)
+    slower_s = statistics.median([await _slower_s(backend, args, seed + 200_000 + 1000 * i) for i in range(ROUNDS)])
     way_s = max(0.0, await _lone_s(backend, args, 1, seed) - passes_s[1])
     lone_s = {count: await _lone_s(backend, args, count, seed) - way_s for count in (*PROMPTS, LONG)}
     await backend.stop()
@@ -58,7 +64,9 @@ async def _spec(backend: ClusterBackend, args: argparse.Namespace, seed: int) ->
         least_s = curve[rows] = max(least_s, seconds)
     spec = WorkerSpec("calibrated", PassCost.of(curve), stream_row_s=stream_row_s, request_s=way_s, pass_spread=spread)
     longer_s = lone_s[LONG] - PrefillTime(spec).prompt_s(LONG).seconds
-    return spec.replace(context_s=max(0.0, longer_s) * 2 * CONTEXT_UNIT / LONG**2)
+    context_s = max(0.0, longer_s) * 2 * CONTEXT_UNIT / LONG**2
+    stream_context_s = max(0.0, slower_s * CONTEXT_UNIT / (LONG - SHORT) - context_s)
+    return spec.replace(context_s=context_s, stream_context_s=stream_context_s)
 
 
 async def _slowdown(
@@ -119,13 +127,22 @@ async def _stream_passes(
         factors: list[float] = []
         for count in STREAMS:
             first = seed + 100_000 + 1000 * turn + 50 * count
-            asks = [Ask(0.0, words(args.tokenizer, 20, first + i), 50) for i in range(count)]
+            asks = [Ask(0.0, words(args.tokenizer, SHORT, first + i), 50) for i in range(count)]
             # without the first ones, in which the others' prompts are still read
             gaps = [gap for one in await answer_all(backend, asks, count) for gap in one.gaps_s[10:]]
             rounds[count].append(statistics.fmean(gaps))
             factors += [gap / rounds[count][-1] for gap in gaps]
         spreads.append(_even(factors))
     return {count: statistics.median(means) for count, means in rounds.items()}, _medians(spreads)
+
+
+async def _slower_s(backend: ClusterBackend, args: argparse.Namespace, seed: int) -> float:
+    """How much longer a pass of a stream takes after a `LONG` prompt than after a `SHORT` one."""
+    found_s = []
+    for count in (SHORT, LONG):
+        ask = Ask(0.0, words(args.tokenizer, count, seed + count), 50)
+        found_s.append(statistics.median((await answer_all(backend, [ask], 1))[0].gaps_s[10:]))
+    return found_s[1] - found_s[0]
 
 
 def _medians(spreads: Sequence[tuple[float, ...]]) -> tuple[float, ...]:

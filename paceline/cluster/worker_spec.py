@@ -44,6 +44,9 @@ class WorkerSpec:
     stream_row_s: float = 0.0  # more for each row of a stream, where `pass_cost` is of prompts: logits, and a draw
     slowdown: Slowdown | None = None  # by the other workers of the fleet, on the same host; None: it is alone there
     context_s: float = 0.0  # more for each row, per 1000 tokens of its context
+    stream_context_s: float = (
+        0.0  # more than that for each stream: rows of one prompt share what they read, streams not
+    )
     pass_spread: tuple[float, ...] = (1.0,)  # equally likely factors by which passes of the same rows differ
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512  # rows of one pass
@@ -77,6 +80,7 @@ class WorkerSpec:
             _check_number(self.name, f"slowdown: {name}", slower, least=1.0)
         _check_number(self.name, "stream_row_s", self.stream_row_s, least=0.0)
         _check_number(self.name, "context_s", self.context_s, least=0.0)
+        _check_number(self.name, "stream_context_s", self.stream_context_s, least=0.0)
         _check_number(self.name, "latency_s", self.latency_s, least=0.0)
         _check_number(self.name, "request_s", self.request_s, least=0.0)
         _check_number(self.name, "dollars_per_hour", self.dollars_per_hour, least=0.0)

@@ -116,6 +116,13 @@ def test_a_file_may_have_a_table_and_a_wrong_one_is_refused(tmp_path: Path) -> N
             load(bad)
 
 
+def test_what_a_stream_reads_is_its_own() -> None:
+    """100 tokens before the first of its ten passes, 110 after the last."""
+    outcome = simulate(Trace([TraceRequest(0.0, 100, 11)], 16), Fleet(spec(stream_context_s=0.020), 1))
+    assert outcome.ttft_s[0] == pytest.approx(0.109)
+    assert outcome.e2e_s[0] == pytest.approx(0.109 + 10 * (0.010 + 0.020 * 0.105))
+
+
 def test_rows_of_streams_may_cost_more_than_rows_of_prompts() -> None:
     requests = [TraceRequest(0.0, 100, 11), TraceRequest(0.0, 100, 11)]
     outcome = simulate(Trace(requests, 16), Fleet(spec(stream_row_s=0.002), 1))

@@ -170,18 +170,12 @@ class SimulatedWorker:
         if self._running:
             num_passes = min(num_passes, self._running[0][0] - self._num_passes)
         pass_s, num_context = self.time.rows_s(len(self._running), num_rows), 0.0
-        if spec.context_s or spec.max_token_delay_s is not None:
-            num_context = self._row_contexts(rows, num_passes)
-            pass_s += spec.context_s / CONTEXT_UNIT * num_context
+        if spec.context_s or spec.stream_context_s or spec.max_token_delay_s is not None:
+            streams = self._context + len(self._running) * num_passes * spec.tokens_per_pass / 2
+            num_context = streams * spec.rows_per_stream + _prompt_contexts(rows, num_passes)
+            pass_s += (spec.context_s * num_context + spec.stream_context_s * streams) / CONTEXT_UNIT
         num_rows += len(self._running) * spec.rows_per_stream
         return Stretch(now, pass_s, num_passes, rows, num_rows, int(num_context))
-
-    def _row_contexts(self, rows: list[tuple[Job, int]], num_passes: int) -> float:
-        """Contexts of a pass's rows added up, in the middle of the stretch."""
-        spec = self.time.spec
-        streams = self._context + len(self._running) * num_passes * spec.tokens_per_pass / 2
-        prompts = sum(count * (job.num_prompt_tokens - job.num_left + count * num_passes / 2) for job, count in rows)
-        return streams * spec.rows_per_stream + prompts
 
     def _share(self) -> list[tuple[Job, int]]:
         """Prompt rows of the next pass."""
@@ -204,6 +198,11 @@ class SimulatedWorker:
                 left_s -= more * price.at(job.num_computed)
                 left_rows -= more
         return list(shares.items())
+
+
+def _prompt_contexts(rows: list[tuple[Job, int]], num_passes: int) -> float:
+    """Of a pass's prompt rows, added up, in the middle of the stretch."""
+    return sum(count * (job.num_computed + count * num_passes / 2) for job, count in rows)
 
 
 def _latest(spans: list[tuple[float, int]], most: int) -> list[float]:
