@@ -12,6 +12,7 @@
     python benchmarks/cluster.py simulate-check [--seconds 30] [--sleeping]                 predicted and measured
                                            [--lengths 60 150 330] [--answer 24] [--seed 0]
                                            [--model smollm2-135m] [--threads 1] [--spec none]
+                                           [--fleets 0 1 2]
 
 `soak` compares every answer (tokens, and bits of log-probabilities) with one engine's, and prints how long streams
 that lost their worker stood still; the exit code is 1 where an answer is wrong or missing or a KV block does not come
@@ -105,6 +106,9 @@ def main() -> int:
     parser.add_argument("--short", type=int, default=60, help="disagg: of the others")
     parser.add_argument("--lengths", type=int, nargs="+", default=[60, 150, 330], help="simulate-check: of the prompts")
     parser.add_argument("--answer", type=int, help="simulate-check, disagg: tokens of an answer (default: 24, 48)")
+    parser.add_argument(
+        "--fleets", type=int, nargs="+", default=[0, 1, 2], help="simulate-check: by number, which ones"
+    )
     parser.add_argument("--sleeping", action="store_true", help="simulate-check: tiny workers whose passes sleep")
     args = parser.parse_args()
     for name, value in ({"spec": "none"} | DEFAULTS[args.experiment]).items():

@@ -39,14 +39,14 @@ class PrefillTime:
         most = spec.max_num_seqs * spec.rows_per_stream + spec.max_num_batched_tokens + 1
         self._pass_s: Floats = np.array([curve(rows) for rows in range(most)])
         self._pass_list: list[float] = self._pass_s.tolist()
-        busy = spec.busy_pass_cost
-        self._busy_list = self._pass_list if busy is None else [busy(rows) for rows in range(most)]
         streams = np.arange(spec.max_num_seqs + 1) * spec.rows_per_stream
-        self._base_s: Floats = np.where(streams > 0, self._pass_s[streams], 0.0)
+        self._streams_s: Floats = streams * np.float64(spec.stream_row_s)
+        self._streams_list: list[float] = self._streams_s.tolist()
+        self._base_s: Floats = np.where(streams > 0, self._pass_s[streams] + self._streams_s, 0.0)
         self._base_list: list[float] = self._base_s.tolist()
         self._rows_list = [self._chunk(int(rows)) for rows in streams]
         self._rows: Ints = np.array(self._rows_list, np.int64)
-        self._chunk_s: Floats = self._pass_s[streams + self._rows]
+        self._chunk_s: Floats = self._pass_s[streams + self._rows] + self._streams_s
 
     def _chunk(self, decode_rows: int) -> int:
         """Prompt rows of a pass in which so many rows decode."""
@@ -55,17 +55,18 @@ class PrefillTime:
             return most
         rows = np.arange(1, most + 1)
         # The engine's price of a row is a pass's time shared out among all its rows (engine/row_cost.py).
-        price_s = rows * self._pass_s[decode_rows + rows] / (decode_rows + rows)
+        pass_s = self._pass_s[decode_rows + rows] + self.spec.stream_row_s * decode_rows
+        price_s = rows * pass_s / (decode_rows + rows)
         within = price_s <= (limit_s if decode_rows else limit_s * SOLO_DELAYS)
         return min(most, max(LEAST_ROWS, int(within.sum() if within.all() else np.argmin(within))))
 
     def chunk_rows(self, num_running: int) -> int:
         return self._rows_list[min(num_running, self.spec.max_num_seqs)]
 
-    def rows_s(self, num_running: int, prompt_rows: int, has_busy_neighbour: bool = False) -> float:
+    def rows_s(self, num_running: int, prompt_rows: int) -> float:
         """Of a pass with so many streams and prompt rows, contexts left out."""
-        seconds = self._busy_list if has_busy_neighbour else self._pass_list
-        return seconds[min(num_running, self.spec.max_num_seqs) * self.spec.rows_per_stream + prompt_rows]
+        num_running = min(num_running, self.spec.max_num_seqs)
+        return self._pass_list[num_running * self.spec.rows_per_stream + prompt_rows] + self._streams_list[num_running]
 
     def prompt_s(self, num_tokens: int, num_cached: int = 0, num_running: int = 0) -> PromptTime:
         """For `num_tokens` more prompt tokens after `num_cached` others."""
@@ -82,7 +83,8 @@ class PrefillTime:
         running = np.minimum(num_running, self.spec.max_num_seqs)
         full, rest = np.divmod(num_tokens, self._rows[running])
         has_rest = rest > 0
-        seconds = full * self._chunk_s[running] + has_rest * self._pass_s[running * self.spec.rows_per_stream + rest]
+        rest_s = self._pass_s[running * self.spec.rows_per_stream + rest] + self._streams_s[running]
+        seconds = full * self._chunk_s[running] + has_rest * rest_s
         if self.spec.context_s:
             seconds += self.spec.context_s * num_tokens * (num_cached + num_tokens / 2) / CONTEXT_UNIT
         return PromptTimes(seconds, (running > 0) * (seconds - (full + has_rest) * self._base_s[running]))

@@ -11,6 +11,7 @@ A file of one is JSON: the fields by name, with `pass_cost` as `paceline bench c
 import dataclasses
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,15 +19,34 @@ from typing import Any
 from paceline.errors import InvalidOptionError
 from paceline.lab.pass_cost import PassCost
 
+READS = "prompt"  # what a pass is that has rows of a prompt; others only decode
+DECODES = "streams"
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """How many times as long a pass takes while a pass of another worker runs on the same host, by what the two do:
+    passes that only decode wait for memory, those with rows of a prompt compute. Several neighbours add up."""
+
+    streams_beside_streams: float = 1.0
+    streams_beside_prompt: float = 1.0
+    prompt_beside_streams: float = 1.0
+    prompt_beside_prompt: float = 1.0
+
+    def factor(self, own: str, others: Iterable[str]) -> float:
+        return 1.0 + sum(float(getattr(self, f"{own}_beside_{other}")) - 1.0 for other in others)
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
     name: str
     pass_cost: PassCost  # seconds of a step by its rows, what the engine does around the pass included
-    busy_pass_cost: PassCost | None = (
-        None  # the same while another worker computes on its host; None: it is alone there
-    )
+    stream_row_s: float = 0.0  # more for each row of a stream, where `pass_cost` is of prompts: logits, and a draw
+    slowdown: Slowdown | None = None  # by the other workers of the fleet, on the same host; None: it is alone there
     context_s: float = 0.0  # more for each row, per 1000 tokens of its context
+    stream_context_s: float = (
+        0.0  # more than that for each stream: rows of one prompt share what they read, streams not
+    )
     pass_spread: tuple[float, ...] = (1.0,)  # equally likely factors by which passes of the same rows differ
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512  # rows of one pass
@@ -56,7 +76,11 @@ class WorkerSpec:
             raise InvalidOptionError(f"worker {self.name!r}: pass_spread must have one factor or more")
         for factor in self.pass_spread:
             _check_number(self.name, "a factor of pass_spread", factor, least=1e-3)
+        for name, slower in dataclasses.asdict(self.slowdown).items() if self.slowdown is not None else ():
+            _check_number(self.name, f"slowdown: {name}", slower, least=1.0)
+        _check_number(self.name, "stream_row_s", self.stream_row_s, least=0.0)
         _check_number(self.name, "context_s", self.context_s, least=0.0)
+        _check_number(self.name, "stream_context_s", self.stream_context_s, least=0.0)
         _check_number(self.name, "latency_s", self.latency_s, least=0.0)
         _check_number(self.name, "request_s", self.request_s, least=0.0)
         _check_number(self.name, "dollars_per_hour", self.dollars_per_hour, least=0.0)
@@ -87,14 +111,14 @@ class WorkerSpec:
             raise InvalidOptionError(f"{path} is not a worker file: {error}") from error
         if not isinstance(data, dict):
             raise InvalidOptionError(f"{path} is not a worker file: expected a JSON object, got {type(data).__name__}")
-        known = {field.name for field in dataclasses.fields(WorkerSpec)} - {"pass_cost", "busy_pass_cost"}
+        known = {field.name for field in dataclasses.fields(WorkerSpec)} - {"pass_cost"}
         options = {key: value for key, value in data.items() if key in known}
         options.setdefault("name", Path(path).stem)
         if isinstance(options.get("pass_spread"), list):
             options["pass_spread"] = tuple(options["pass_spread"])
         try:
-            if data.get("busy_pass_cost") is not None:
-                options["busy_pass_cost"] = _curve({"pass_cost": data["busy_pass_cost"]})
+            if data.get("slowdown") is not None:
+                options["slowdown"] = _slowdown(options["name"], data["slowdown"])
             return WorkerSpec(pass_cost=_curve(data), **options)
         except InvalidOptionError as error:
             raise InvalidOptionError(f"{path}: {error}") from error
@@ -103,6 +127,13 @@ class WorkerSpec:
 def _check_number(name: str, field: str, value: Any, least: float) -> None:
     if not isinstance(value, int | float) or not math.isfinite(value) or value < least:
         raise InvalidOptionError(f"worker {name!r}: {field} must be a number of at least {least:g}, got {value!r}")
+
+
+def _slowdown(name: str, data: Any) -> Slowdown:
+    known = [field.name for field in dataclasses.fields(Slowdown)]
+    if not isinstance(data, dict) or not data.keys() <= set(known):
+        raise InvalidOptionError(f"worker {name!r}: slowdown is an object of {', '.join(known)}, got {data!r}")
+    return Slowdown(**data)
 
 
 def _curve(data: dict[str, Any]) -> PassCost:

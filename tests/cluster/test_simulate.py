@@ -14,7 +14,6 @@ from paceline.cluster.simulate.run import Fleet, simulate
 from paceline.cluster.simulate.trace import Synthetic, Trace, TraceRequest, read_trace
 from paceline.cluster.worker_spec import WorkerSpec
 from paceline.errors import InvalidOptionError
-from paceline.lab.pass_cost import PassCost
 from tests.cluster.specs import spec
 
 # A pass of n rows takes 9 + n ms (tests/cluster/specs.py).
@@ -77,29 +76,6 @@ def test_blocks_travel_while_the_next_chunk_is_computed() -> None:
         left_s = max(0.001 + all_s / 2, 0.001 + all_s - 0.521)  # the last chunk, or what the link had no time for
         outcome = simulate(prompt, fleet, policy="remote")
         assert outcome.ttft_s[0] == pytest.approx(2 * 0.521 + left_s + 0.025)
-
-
-def test_passes_are_longer_while_a_neighbour_computes_and_only_then() -> None:
-    slow = PassCost.of({rows: 2 * spec().pass_cost(rows) for rows in (1, 2, 1000)})
-    requests = [TraceRequest(0.0, 1, 101), TraceRequest(0.2051, 1, 11)]  # the second on the other worker
-    shared, apart = (
-        simulate(Trace(requests, 16), Fleet(spec(busy_pass_cost=curve), 2), "round_robin") for curve in (slow, None)
-    )
-    assert apart.e2e_s.tolist() == pytest.approx([1.010, 0.110])
-    assert shared.e2e_s[1] == pytest.approx(11 * 0.020)
-    # from the end of the pass in which the other began (0.210) to that in which it ended (0.430): 11 passes of 20 ms
-    assert shared.e2e_s[0] == pytest.approx(1.010 + 11 * 0.010)
-    assert shared.gaps.percentile(100) == pytest.approx(0.020, rel=0.02)
-
-
-def test_a_file_may_say_what_passes_cost_beside_a_busy_neighbour(tmp_path: Path) -> None:
-    path = tmp_path / "worker.json"
-    path.write_text(json.dumps({"pass_cost": {"1": 0.01}, "busy_pass_cost": {"1": 0.015}}))
-    found = WorkerSpec.load(path).busy_pass_cost
-    assert found is not None and found(1) == 0.015
-    path.write_text(json.dumps({"pass_cost": {"1": 0.01}, "busy_pass_cost": [1]}))
-    with pytest.raises(InvalidOptionError, match="no pass cost"):
-        WorkerSpec.load(path)
 
 
 def test_remote_prefill_spares_the_streams() -> None:

@@ -18,8 +18,9 @@ from paceline.cluster.policy import DEFAULT_POLICY, Policy, Situation, make_poli
 from paceline.cluster.prefill_time import PrefillTime
 from paceline.cluster.router import Reservation, Router
 from paceline.cluster.simulate.figures import Gaps, Outcome
+from paceline.cluster.simulate.job import Job
 from paceline.cluster.simulate.trace import Trace
-from paceline.cluster.simulate.worker import Job, News, SimulatedWorker
+from paceline.cluster.simulate.worker import News, SimulatedWorker
 from paceline.cluster.worker_spec import WorkerSpec
 from paceline.errors import InvalidOptionError
 
@@ -101,7 +102,7 @@ class _Simulation:
         self.order = itertools.count()
         self.sides: dict[str, _Side] = {}  # of workers that slow each other down, by name
         for side in (self.decode, self.prefill):
-            if side.time.spec.busy_pass_cost is not None:
+            if side.time.spec.slowdown is not None:
                 self.sides |= dict.fromkeys(side.workers, side)
         for name, side in self.sides.items():
             others = [other.workers[other_name] for other_name, other in self.sides.items() if other_name != name]
@@ -173,17 +174,18 @@ class _Simulation:
         idle = worker.stretch is None
         if worker.add(job, now):
             if idle:
-                self._begin(side, worker, now)
+                self._begin(side, worker, now, None)
             else:
                 self._schedule(side, worker)
 
-    def _begin(self, side: _Side, worker: SimulatedWorker, now: float, was_idle: bool = True) -> None:
+    def _begin(self, side: _Side, worker: SimulatedWorker, now: float, did: str | None) -> None:
+        """The next stretch, after one in which it `did` this."""
         self._tell(side, worker, worker.begin(now), now)
         if worker.stretch is not None:
             self._schedule(side, worker)
-        if (worker.stretch is None) != was_idle:
+        if worker.does != did:
             for neighbour in worker.neighbours:  # whose passes take more time from now on, or less
-                if neighbour.cut(now):
+                if neighbour.look_around(now):
                     self._schedule(self.sides[neighbour.worker_id], neighbour)
 
     def _schedule(self, side: _Side, worker: SimulatedWorker) -> None:
@@ -192,9 +194,12 @@ class _Simulation:
         end_s = stretch.end_s
 
         def happen(now: float) -> None:
-            if worker.stretch is stretch and stretch.end_s == end_s:  # otherwise it was cut, and ended before
+            if (
+                worker.stretch is stretch and stretch.end_s == end_s
+            ):  # otherwise it ended before, or ends at another time
+                did = worker.does
                 self._tell(side, worker, worker.end(), now)
-                self._begin(side, worker, now, was_idle=False)
+                self._begin(side, worker, now, did)
 
         self._at(end_s, happen)
 

@@ -13,47 +13,13 @@ from dataclasses import dataclass, field
 
 from paceline.cluster.prefill_time import CONTEXT_UNIT, LEAST_ROWS, SOLO_DELAYS, PrefillTime
 from paceline.cluster.simulate.figures import Gaps
+from paceline.cluster.simulate.job import Job
 from paceline.cluster.simulate.lru_cache import LRUCache
+from paceline.cluster.simulate.stretch import Stretch
 from paceline.engine.row_cost import RowCost
 
 OLDEST_SHARE = 0.25  # as in engine/scheduler.py
 MOST_LEARNED = 8  # passes of a stretch that the account of rows learns from: after these it has settled
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """What one worker does for one request."""
-
-    request: int
-    keys: tuple[int, ...]
-    num_prompt_tokens: int  # to be computed, or found in the cache
-    num_output_tokens: int  # 0: a prefill worker computes the prompt only
-    num_left: int = 0  # prompt tokens without KV, once it is admitted
-    num_cached: int = 0
-    first_s: float | None = None  # when the first pass with rows of it ended
-    num_last: int = 0  # its rows in the latest pass
-
-    @property
-    def num_computed(self) -> int:
-        return self.num_prompt_tokens - self.num_left
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_prompt_tokens + self.num_output_tokens
-
-
-@dataclass(slots=True)
-class Stretch:
-    start_s: float
-    pass_s: float
-    num_passes: int
-    rows: list[tuple[Job, int]]  # prompt rows per pass
-    num_rows: int  # of a pass, those of streams included
-    num_context: int  # tokens before each of these rows, added up
-
-    @property
-    def end_s(self) -> float:
-        return self.start_s + self.num_passes * self.pass_s
 
 
 @dataclass(slots=True)
@@ -100,7 +66,7 @@ class SimulatedWorker:
         stretch = self.stretch
         if stretch is None:
             return False
-        num_passes = max(1, math.ceil((now - stretch.start_s) / stretch.pass_s))
+        num_passes = max(1, math.ceil(stretch.num_done(now)))
         if num_passes >= stretch.num_passes:
             return False
         stretch.num_passes = num_passes
@@ -111,30 +77,45 @@ class SimulatedWorker:
         stretch = self.stretch
         if stretch is None:
             return 0.0
-        return stretch.pass_s * num_calls - (now - stretch.start_s) % stretch.pass_s
+        return stretch.now_pass_s * (num_calls - stretch.num_done(now) % 1)
+
+    @property
+    def does(self) -> str | None:
+        return None if self.stretch is None else self.stretch.kind
+
+    def look_around(self, now: float) -> bool:
+        """Its passes take as long as what its neighbours do from now on lets them. True: the stretch ends at another
+        time."""
+        stretch, slowdown = self.stretch, self.time.spec.slowdown
+        if stretch is None or slowdown is None:
+            return False
+        others = (neighbour.does for neighbour in self.neighbours)
+        return stretch.go_on(now, slowdown.factor(stretch.kind, (other for other in others if other is not None)))
 
     def begin(self, now: float) -> News:
         """Admit what waits and plan the next stretch; `stretch` is None when there is nothing to do."""
         news = self._admit()
         self.stretch = self._plan(now)
+        self.look_around(now)
         return news
 
     def end(self) -> News:
         """The stretch is over: what it did."""
         stretch, spec = self.stretch, self.time.spec
         assert stretch is not None
-        news, streams = News(), len(self._running)
+        news, streams, spans = News(), len(self._running), stretch.ended()
         if streams:
-            self._gaps.note(stretch.pass_s, streams * stretch.num_passes)
+            for seconds, num_passes in spans:
+                self._gaps.note(seconds, streams * num_passes)
             self._context += streams * stretch.num_passes * spec.tokens_per_pass
         self._num_passes += stretch.num_passes
         if spec.max_token_delay_s is not None:
-            for _ in range(min(stretch.num_passes, MOST_LEARNED)):
-                self._row_cost.learn(stretch.num_rows, stretch.num_context, stretch.pass_s)
+            for seconds in _latest(spans, MOST_LEARNED):
+                self._row_cost.learn(stretch.num_rows, stretch.num_context, seconds)
         while self._running and self._running[0][0] <= self._num_passes:
             self._leave(heapq.heappop(self._running)[2], news)
         for job, rows in stretch.rows:
-            job.first_s = stretch.start_s + stretch.pass_s if job.first_s is None else job.first_s
+            job.first_s = stretch.start_s + spans[0][0] if job.first_s is None else job.first_s
             job.num_last = rows
             job.num_left -= rows * stretch.num_passes
             if job.num_left == 0:
@@ -188,20 +169,13 @@ class SimulatedWorker:
             num_passes = 1
         if self._running:
             num_passes = min(num_passes, self._running[0][0] - self._num_passes)
-        is_beside = any(neighbour.stretch is not None for neighbour in self.neighbours)
-        pass_s, num_context = self.time.rows_s(len(self._running), num_rows, is_beside), 0.0
-        if spec.context_s or spec.max_token_delay_s is not None:
-            num_context = self._row_contexts(rows, num_passes)
-            pass_s += spec.context_s / CONTEXT_UNIT * num_context
+        pass_s, num_context = self.time.rows_s(len(self._running), num_rows), 0.0
+        if spec.context_s or spec.stream_context_s or spec.max_token_delay_s is not None:
+            streams = self._context + len(self._running) * num_passes * spec.tokens_per_pass / 2
+            num_context = streams * spec.rows_per_stream + _prompt_contexts(rows, num_passes)
+            pass_s += (spec.context_s * num_context + spec.stream_context_s * streams) / CONTEXT_UNIT
         num_rows += len(self._running) * spec.rows_per_stream
         return Stretch(now, pass_s, num_passes, rows, num_rows, int(num_context))
-
-    def _row_contexts(self, rows: list[tuple[Job, int]], num_passes: int) -> float:
-        """Contexts of a pass's rows added up, in the middle of the stretch."""
-        spec = self.time.spec
-        streams = self._context + len(self._running) * num_passes * spec.tokens_per_pass / 2
-        prompts = sum(count * (job.num_prompt_tokens - job.num_left + count * num_passes / 2) for job, count in rows)
-        return streams * spec.rows_per_stream + prompts
 
     def _share(self) -> list[tuple[Job, int]]:
         """Prompt rows of the next pass."""
@@ -224,6 +198,19 @@ class SimulatedWorker:
                 left_s -= more * price.at(job.num_computed)
                 left_rows -= more
         return list(shares.items())
+
+
+def _prompt_contexts(rows: list[tuple[Job, int]], num_passes: int) -> float:
+    """Of a pass's prompt rows, added up, in the middle of the stretch."""
+    return sum(count * (job.num_computed + count * num_passes / 2) for job, count in rows)
+
+
+def _latest(spans: list[tuple[float, int]], most: int) -> list[float]:
+    """How long each of the last passes took."""
+    found: list[float] = []
+    for seconds, count in reversed(spans):
+        found += [seconds] * min(count, most - len(found))
+    return found[::-1]
 
 
 def _in_order(prompts: list[Job], left_rows: int) -> list[tuple[Job, int]]:
