@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from paceline.core.machine import cpu_info
+
 
 def provenance(arguments: dict[str, Any] | None = None) -> dict[str, Any]:
     import numpy
@@ -26,7 +28,7 @@ def provenance(arguments: dict[str, Any] | None = None) -> dict[str, Any]:
             "numpy": numpy.__version__,
         },
         "machine": {
-            "cpu": _cpu_name(),
+            "cpu": cpu_info().get("model name", platform.processor()),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "load_average": [round(value, 2) for value in os.getloadavg()],
@@ -55,13 +57,3 @@ def _commit() -> str | None:
 def _git(root: Path, *arguments: str) -> str:
     done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux
-    return platform.processor()
