@@ -178,8 +178,6 @@ class AutoProposer(Proposer):
             "last_decision": self._reason(),
         }
 
-    # -- from one start to the next ----------------------------------------------------------------------------------
-
     def learned(self) -> dict[str, Any]:
         """What the next start goes on from, as JSON. Change its form, and learned_cache's `FORMAT` has to change."""
         return {
@@ -226,7 +224,8 @@ class AutoProposer(Proposer):
             before_s = self._draft_s or sample_s
             self._draft_s = before_s + RATE * (min(sample_s, 2.0 * before_s) - before_s)
         elif choice.asks_batch:
-            choice.charge(beside_s)
+            is_seldom = choice.pays_alone is not None  # in other steps its trees are offered as they are
+            choice.charge(beside_s / EVALUATE_EVERY if is_seldom else beside_s)
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,6 @@ ALLOWANCE = 0.004  # share of the elapsed time that may be lost in finding out w
 RATE = 0.1  # weight of the newest value in running averages
 STAKE = 16.0  # tokens whose time a trial may lose, or gain
 NEXT_CHANCE = 0.7  # that the token after a likely path is drafted right
-NO_BUDGET = Budget(0, 0)
 ASKED = ("trial", "pays")  # states, of members that are asked for all requests
 KEPT = ("state", "balance_s", "price_s", "level_s", "next_chance", "levels")  # of a member, for the next start
 DECISIONS = {"skipped": "off", "observes": "off, trial soon", "trial": "on trial", "pays": "on"}  # and in words
@@ -152,7 +151,7 @@ class MemberChoice(Usefulness):
         """A cheap member drafts for the requests that are due; a model as many levels as pay."""
         one = self.members[member]
         if one.state == "cheap":
-            return [NO_BUDGET if i in self.not_due else budget for i, budget in enumerate(budgets)]
+            return [Budget(0, 0) if i in self.not_due else budget for i, budget in enumerate(budgets)]
         if one.needs.lookahead_slots:
             return [budget._replace(max_depth=min(budget.max_depth, one.levels)) for budget in budgets]
         return budgets
@@ -213,13 +212,12 @@ class MemberChoice(Usefulness):
 
     @staticmethod
     def _decide(member: Member, stake_s: float) -> None:
-        is_undecided = member.state == "trial" and member.num_judged > 1.0 / ALLOWANCE
         if member.balance_s >= stake_s:
             member.state, member.balance_s = "pays", stake_s
         elif member.balance_s < (0.0 if member.state == "pays" else -stake_s):
             member.state = "skipped"
-        elif is_undecided:  # too little: what is kept for it costs too
-            member.state, member.balance_s = "skipped", -stake_s
+        elif member.state == "trial" and member.num_judged > 1.0 / ALLOWANCE:
+            member.state, member.balance_s = "skipped", -stake_s  # too little: what is kept for it costs too
 
     def _learn_levels(self, name: str, weight: float, cost_s: float, row: float, tokens_s: float) -> None:
         """A level of a model is worth it iff the chance that a path of so many tokens is accepted is above what the
