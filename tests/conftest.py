@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.models.learned_cache import FOLDER_VARIABLE, OFF
 from paceline.models.loader import LoadedModel
 from paceline.ops import native
 from paceline.ops.native.library import INSTRUCTION_SET_VARIABLE
@@ -15,6 +16,7 @@ from paceline.spec.drafter_faults import DrafterFaults
 
 
 def pytest_configure() -> None:
+    os.environ[FOLDER_VARIABLE] = OFF  # here and in servers that tests start: no test knows what another one learned
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None:
         # Read when a worker loads PyTorch: two threads on its one core are to take turns, not to spin.

@@ -86,9 +86,10 @@ def machine() -> dict[str, Any]:
 
     import torch
 
+    from paceline.core.machine import cpu_info
     from paceline.ops.native import default_num_threads
 
-    info = _cpu_info()
+    info = cpu_info()
     flags = set(info.get("flags", info.get("Features", "")).split())
     return {
         "cpu": info.get("model name", platform.processor() or platform.machine()),
@@ -100,16 +101,6 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-
-
-def _cpu_info() -> dict[str, str]:
-    """The first processor's lines of /proc/cpuinfo, where there is one."""
-    try:
-        with open("/proc/cpuinfo") as file:
-            lines = file.read().split("\n\n")[0].splitlines()
-    except OSError:
-        return {}
-    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
 
 
 def kernels(num_threads: int | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from paceline.engine.processor import Processor
 from paceline.engine.scheduler import SchedulerConfig
 from paceline.errors import InvalidOptionError
 from paceline.kv.fingerprint import make_fingerprint
+from paceline.models.learned_cache import facts_of
 from paceline.models.loader import LoadedModel, load_model
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.static_inputs import PassRoom
@@ -88,6 +89,7 @@ def build_engine(
         kv_cache=kv_cache,
         tokenizer=loaded.tokenizer,
         max_num_seqs=config.max_num_seqs,
+        facts=facts_of(loaded.path, loaded.decoder, loaded.execution),
     )
     # Where passes are captured only rounds pay, and those take their sizes by price already.
     speculator = make_speculator(speculative, services, may_fall_back=may_fall_back, by_price=captured is None)

@@ -15,7 +15,8 @@ an error in that direction is found, while rows that are thought too expensive a
 import bisect
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from paceline.lab.pass_cost import PassCost
 
@@ -33,6 +34,7 @@ DRAW_EVERY = 16  # observations between two computations of the shape: it change
 DENSE_ROWS = 256  # up to here the curve is written out
 LEAST_CALIBRATION, MOST_BENT = 4, 0.4  # a shape measured at so many points is bent by this much at most (log)
 OUTLIER = 0.3  # one step moves the curve at most as if it were off by this share
+KEPT = 0.5  # of how far the shape was from the measured one: the next start begins with so much
 
 
 class PassCostModel:
@@ -53,6 +55,24 @@ class PassCostModel:
         self.num_observed = 0
         self._draw()
         self._begin_doubt()
+
+    def learned(self) -> dict[str, Any]:
+        """For the next start: how far the shape is from the measured one at each knot, and what a request takes, in
+        passes of one row."""
+        measured = self._measured or self._log_shape
+        bent = [now - before for now, before in zip(self._log_shape, measured, strict=True)]
+        return {"bent": bent, "request": self._request_s / (self._level * self._dense[1])}
+
+    def begin_with(self, bent: Sequence[float], request: float) -> None:
+        """What another start's `learned` said. What passes show here corrects it as quickly as a measured shape."""
+        if self._measured is None:
+            return
+        self._log_shape = [
+            before + KEPT * min(MOST_BENT, max(-MOST_BENT, far))
+            for before, far in zip(self._measured, bent, strict=True)
+        ]
+        self._draw()
+        self._request_s = min(MOST_DOUBT[1], max(0.0, request)) * self._level * self._dense[1]
 
     def at(self, rows: int, requests: int = 0) -> float:
         return self._level * self._shape(rows) + self._request_s * requests

@@ -1,5 +1,6 @@
 """What a proposer may use when it is built: handed over once by the engine, so that `spec/` never imports it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -21,3 +22,6 @@ class EngineParts:
     tokenizer: Tokenizer | None = None
     num_threads: int | None = None
     max_num_seqs: int | None = None  # requests that run at once, at most; None: any number
+    facts: Mapping[str, str] | None = (
+        None  # under which what is learned is kept (models/learned_cache.py); None: it is not
+    )

@@ -9,6 +9,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from paceline.core.machine import cpu_info
+
 
 def provenance(arguments: dict[str, Any] | None = None) -> dict[str, Any]:
     import numpy
@@ -27,7 +29,7 @@ def provenance(arguments: dict[str, Any] | None = None) -> dict[str, Any]:
             "numpy": numpy.__version__,
         },
         "machine": {
-            "cpu": _cpu_name(),
+            "cpu": cpu_info().get("model name", platform.processor()),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "load_average": [round(value, 2) for value in os.getloadavg()],
@@ -68,13 +70,3 @@ def _asked_of_git(name: str, changed: str) -> str | None:
 def _git(root: Path, *arguments: str) -> str:
     done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()
-
-
-def _cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass  # not Linux
-    return platform.processor()

@@ -17,43 +17,28 @@ Pruning is exact: with sample-match verification the output does not depend on w
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.block_rows import BlockRows
-from paceline.core.request import Request, RequestStatus
+from paceline.core.request import RequestStatus
 from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.lab.live_pass_cost import PassCostModel
 from paceline.spec.auto.cost import calibrate
-from paceline.spec.auto.members import ALLOWANCE, MARGIN, RATE, MemberChoice
+from paceline.spec.auto.members import ALLOWANCE, MARGIN, RATE, STAKE, MemberChoice
 from paceline.spec.auto.reasons import Inequality, Reason
 from paceline.spec.auto.select import Selection, above_bar, path_chances, select, whole
 from paceline.spec.engine_parts import EngineParts
-from paceline.spec.merge.credit import Row
+from paceline.spec.learned_entry import entry_of
+from paceline.spec.merge.credit import Credit, Row, check_rows
 from paceline.spec.proposer import Budget, Needs, Proposer, StepContext
 
 if TYPE_CHECKING:
     from paceline.spec.config.speculative_config import SpeculativeConfig
 
 MAX_VALUE = 8.0  # cap on a request's value, in costs of asking: after a few useless drafts any request is skipped
-LEAST_ROOM = 8  # nodes asked for
 EVALUATE_EVERY = 4  # steps; what was decided stands in between
-
-
-@dataclass(slots=True)
-class RequestRecord:
-    """What the controller knows of one request."""
-
-    value_s: float  # time that the cheap drafters are expected to save, averaged over the last drafts
-    is_skipped: bool = False  # they are asked for it only now and then
-    room: int = LEAST_ROOM  # nodes to ask for: follows what was kept, because drafting takes time too
-
-    def follow(self, num_kept: int) -> None:
-        if 4 * num_kept >= 3 * self.room:
-            self.room *= 2
-        elif 4 * num_kept < self.room:
-            self.room = max(LEAST_ROOM, self.room // 2)
 
 
 class AutoProposer(Proposer):
@@ -64,7 +49,6 @@ class AutoProposer(Proposer):
         *,
         members: "Sequence[SpeculativeConfig] | None" = None,  # None: all that this target has
         credit: Sequence[Row] = (),  # what is known of them before anything runs
-        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         # Both read the methods' table, which has a row for this file.
         from paceline.spec.auto.default_members import default_drafters
@@ -76,9 +60,13 @@ class AutoProposer(Proposer):
             self.drafters = MergeProposer(services, largest, members=members, credit=credit)
         self.choice = self.drafters.usefulness = MemberChoice(self.drafters.members)
         self._keeps_whole = any(member.keeps_whole for member in self.drafters.members.values())
-        self.clock = clock
-        self.cost = PassCostModel(calibrate(services))
-        self._records: dict[str, RequestRecord] = {}
+        self.clock: Callable[[], float] = time.perf_counter
+        self._entry = entry_of(self.drafters.configs, services)  # where it leaves what it learned for the next start
+        kept = None if self._entry is None else self._entry.read()
+        self._rounds: list[list[list[float]]] = [] if kept is None else kept["rounds"]  # of calibrations
+        self.cost = PassCostModel(calibrate(services, self._rounds))
+        # Request id -> time that the cheap members are expected to save in a step, averaged over the last drafts.
+        self._values_s: dict[str, float] = {}
         self._typical_value_s = float("inf")  # of a new request: until drafts were judged, always worth asking
         self._draft_s = 0.0  # of the cheap members, per request asked, with what it took to learn from the answers
         self._ask_skipped_at = 0  # step: the cheap members are asked for all skipped requests
@@ -95,6 +83,9 @@ class AutoProposer(Proposer):
         self._cheap_judged = Inequality()  # per request and step in which the cheap members are asked for it
         self._num_requests = 0  # in the batch, when it was last evaluated
         self._reasons: Counter[str] = Counter()  # reason -> steps
+        self.is_warm = kept is not None  # does it go on from what an earlier start learned?
+        if kept is not None:
+            self._go_on_from(kept)
 
     @property
     def needs(self) -> Needs:  # type: ignore[override]  # read only: it follows which members are skipped
@@ -123,9 +114,11 @@ class AutoProposer(Proposer):
         begin_s = self.clock()
         self._learn(step, begin_s)
         for request in step.gone:
-            self._records.pop(request.request_id, None)
+            self._values_s.pop(request.request_id, None)
         self._own_s += self.clock() - begin_s
         self.drafters.observe(step)
+        if self._entry is not None:
+            self._entry.note(self.learned, is_idle=step.load == 0)
         self._host_s = self.clock() - begin_s
 
     def propose(self, step: StepContext, budgets: Sequence[Budget]) -> list[DraftTree]:
@@ -141,26 +134,28 @@ class AutoProposer(Proposer):
             self._num_requests = max(num_running, len(requests))
             choice.begin_step((now - self._evaluated_step) * self._step_s)
             self._evaluated_step = now
-        records = [self._records.get(request.request_id) or self._record(request) for request in requests]
+        for request in requests:
+            self._values_s.setdefault(request.request_id, self._typical_value_s)
         takes_skipped = now >= self._ask_skipped_at
         due = []
         if choice.has_cheap:
-            due = [i for i, record in enumerate(records) if takes_skipped or not record.is_skipped]
+            due = [i for i, one in enumerate(requests) if takes_skipped or not self._is_skipped(one.request_id)]
         asked = list(range(len(requests))) if choice.asks_batch else due
         choice.skips_cheap, choice.not_due = not due, set(asked).difference(due)
         self._num_cheap_asked, drafting_s = len(due), 0.0
         trees = [EMPTY_TREE] * len(requests)
         if asked:
-            drafted, drafting_s = self._ask(step, budgets, records, asked)
+            drafted, drafting_s = self._ask(step, budgets, asked)
             for i, tree in zip(asked, drafted, strict=True):
                 trees[i] = tree
         else:
             choice.ask_none()
             self._reasons["skipped"] += 1
+        num_skipped = sum([self._is_skipped(request.request_id) for request in requests])
         if takes_skipped and due:  # so late again that it takes the share of the time that it may take
-            skipped_s = self._draft_s * sum([record.is_skipped for record in records])
+            skipped_s = self._draft_s * num_skipped
             self._ask_skipped_at = now + max(EVALUATE_EVERY, int(skipped_s / (ALLOWANCE * self._step_s or 1.0)))
-        can_skip = choice.all_skipped and (not choice.has_cheap or all(record.is_skipped for record in records))
+        can_skip = choice.all_skipped and (not choice.has_cheap or num_skipped == len(requests))
         until = self._ask_skipped_at if choice.has_cheap else now + EVALUATE_EVERY
         self._planned_skips, self._num_skipped = max(0, until - now - 1) if can_skip else 0, 0
         self._handed_over_s = self.clock()
@@ -171,19 +166,31 @@ class AutoProposer(Proposer):
 
     def report(self) -> dict[str, Any]:
         """What it knows and what it decided last, for statistics and the server's page."""
-        records = list(self._records.values())  # a snapshot: the engine's thread may be changing it
-        num_skipped = sum(record.is_skipped for record in records)
+        requests = list(self._values_s)  # a snapshot: the engine's thread may be changing it
+        num_skipped = sum(self._is_skipped(request_id) for request_id in requests)
         return {
             **self._totals,
+            "start": "warm" if self.is_warm else "cold",
             "own_s": self._own_s,
-            "draft_s_per_request": self._draft_s,
-            "requests_asked": len(records) - num_skipped,
-            "requests_skipped": num_skipped,
             "pass_cost_s": self.cost.table(),
-            "members": self.choice.report(self._cheap_reason(len(records), num_skipped)),
+            "members": self.choice.report(self._cheap_reason(len(requests), num_skipped)),
             "reasons": dict(self._reasons),
             "last_decision": self._reason(),
         }
+
+    def learned(self) -> dict[str, Any]:
+        """What the next start goes on from, as JSON. Change its form, and learned_cache's `FORMAT` has to change."""
+        return {
+            "rounds": self._rounds,
+            "curve": self.cost.learned(),
+            "credit": self.drafters.credit.rows(),
+            "members": self.choice.learned(),
+        }
+
+    def _go_on_from(self, kept: dict[str, Any]) -> None:
+        self.cost.begin_with(**kept["curve"])
+        self.drafters.credit = Credit(check_rows("credit", kept["credit"]))
+        self.choice.begin_with(kept["members"], STAKE * self.cost.at(1, 1))
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
@@ -198,7 +205,7 @@ class AutoProposer(Proposer):
             return
         if not self._evaluates:
             return
-        own = [one for one in verified if one.request.request_id in self._records]  # others chose for themselves
+        own = [one for one in verified if one.request.request_id in self._values_s]  # others chose for themselves
         num_rows, count = sum([len(one.rows) for one in step.passes]), len(verified)
         self._step_s += (RATE if self._step_s else 1.0) * (elapsed_s - self._step_s)
         self.cost.observe(num_rows, elapsed_s, count)
@@ -222,14 +229,11 @@ class AutoProposer(Proposer):
 
     # -- deciding ----------------------------------------------------------------------------------------------------
 
-    def _record(self, request: Request) -> RequestRecord:
-        is_skipped = self._typical_value_s <= MARGIN * self._draft_s
-        record = self._records[request.request_id] = RequestRecord(self._typical_value_s, is_skipped)
-        return record
+    def _is_skipped(self, request_id: str) -> bool:
+        """Are the cheap members asked for this request only now and then?"""
+        return self._values_s.get(request_id, self._typical_value_s) <= MARGIN * self._draft_s
 
-    def _ask(
-        self, step: StepContext, budgets: Sequence[Budget], records: Sequence[RequestRecord], asked: Sequence[int]
-    ) -> tuple[list[DraftTree], float]:
+    def _ask(self, step: StepContext, budgets: Sequence[Budget], asked: Sequence[int]) -> tuple[list[DraftTree], float]:
         """The trees to offer, and what it took to draft them. In a step that is not evaluated, a member that pays and
         drafts alone was given the thresholds at which to stop: what it drafts is offered as it is."""
         begin_s = self.clock()
@@ -241,23 +245,18 @@ class AutoProposer(Proposer):
             drafting_s = self.clock() - begin_s
             self._reasons["pays" if any(tree.token_ids for tree in drafted) else "nothing_drafted"] += 1
         else:
-            part = step
-            if len(asked) < len(step.requests):
-                part = replace(step, requests=[step.requests[i] for i in asked])
-            rooms = [min(budgets[i].num_nodes, records[i].room) for i in asked]
-            given = [Budget(room, budgets[i].max_depth, *least) for i, room in zip(asked, rooms, strict=True)]
+            part = replace(step, requests=[step.requests[i] for i in asked])
+            given = [Budget(budgets[i].num_nodes, budgets[i].max_depth, *least) for i in asked]
             self.drafters.learns = self._evaluates
             drafted = self.drafters.propose(part, given)
             drafting_s = self.clock() - begin_s
-            offered = self._choose([records[i] for i in asked], drafted, drafting_s)
+            offered = self._choose([step.requests[i].request_id for i in asked], drafted, drafting_s)
         self._totals["asked"] += len(asked)
         self._totals["drafted_nodes"] += sum([len(tree.token_ids) for tree in drafted])
         self._totals["offered_nodes"] += sum([len(tree.token_ids) for tree in offered])
         return offered, drafting_s
 
-    def _choose(
-        self, records: Sequence[RequestRecord], drafted: Sequence[DraftTree], drafting_s: float
-    ) -> list[DraftTree]:
+    def _choose(self, request_ids: Sequence[str], drafted: Sequence[DraftTree], drafting_s: float) -> list[DraftTree]:
         choice, selection = self.choice, self._last
         chances = [path_chances(tree) for tree in drafted]
         if self._evaluates or selection is None:
@@ -265,8 +264,6 @@ class AutoProposer(Proposer):
             kept = selection.keep
         else:
             kept = above_bar(chances, selection.bar)
-        for record, keep in zip(records, kept, strict=True):
-            record.follow(len(keep))
         reason = "pays" if any(kept) else "too_expensive" if any(chances) else "nothing_drafted"
         if self._keeps_whole:  # then whether to ask at all is the choice
             selection = whole(selection, chances, self._num_requests, self.cost)
@@ -277,7 +274,7 @@ class AutoProposer(Proposer):
             choice.expect(drafted, chances)
             choice.stop_at(selection.bar, selection.plain_s)
         if self._num_cheap_asked:
-            self._judge_cheap(records, drafted, kept, chances, selection)
+            self._judge_cheap(request_ids, drafted, kept, chances, selection)
         # A tree sampled from a distribution of its own must not be pruned by what was drawn.
         return [
             tree if len(keep) == len(tree.token_ids) or tree.draft_probs is not None else tree.keep(keep)
@@ -286,7 +283,7 @@ class AutoProposer(Proposer):
 
     def _judge_cheap(
         self,
-        records: Sequence[RequestRecord],
+        request_ids: Sequence[str],
         drafted: Sequence[DraftTree],
         kept: Sequence[Sequence[int]],
         chances: Sequence[Sequence[float]],
@@ -296,18 +293,17 @@ class AutoProposer(Proposer):
         choice = self.choice
         # Without their drafts a token would cost what it costs with the other members' alone, or plainly.
         token_s = selection.token_s if choice.asks_batch else selection.plain_s / self._num_requests
-        most_s = MAX_VALUE * self._draft_s
-        for position, (record, tree, keep) in enumerate(zip(records, drafted, kept, strict=True)):
+        most_s, row_s = MAX_VALUE * self._draft_s, (selection.pass_s - selection.plain_s) / max(1, selection.num_nodes)
+        for position, (request_id, tree, keep) in enumerate(zip(request_ids, drafted, kept, strict=True)):
             if position in choice.not_due:
                 continue
             nodes = choice.only_cheap(tree, keep) if choice.asks_batch else keep
-            gain, rows_s = sum([chances[position][node] for node in nodes]), len(nodes) * selection.row_s
+            gain, rows_s = sum([chances[position][node] for node in nodes]), len(nodes) * row_s
             self._cheap_judged.learn(RATE, gain, rows_s + self._draft_s, token_s)
             value_s = min(most_s, gain * token_s - rows_s)
-            typical_s, before_s = min(most_s, self._typical_value_s), min(most_s, record.value_s)
+            typical_s, before_s = min(most_s, self._typical_value_s), min(most_s, self._values_s[request_id])
             self._typical_value_s = typical_s + RATE * (value_s - typical_s)
-            record.value_s = max(value_s, before_s + RATE * (value_s - before_s))
-            record.is_skipped = record.value_s <= MARGIN * self._draft_s
+            self._values_s[request_id] = max(value_s, before_s + RATE * (value_s - before_s))
 
     # -- saying why --------------------------------------------------------------------------------------------------
 

@@ -15,12 +15,15 @@ CALIBRATION_CONTEXT = 128  # tokens before each row: a row reads its context, a 
 CALIBRATION_ROUNDS, CALIBRATION_S = 4, 1.0  # as many rounds as fit into the time, one at least
 
 
-def calibrate(services: EngineParts) -> dict[int, float]:
+def calibrate(services: EngineParts, rounds: list[list[list[float]]] | None = None) -> dict[int, float]:
     """Rows -> seconds of a bare pass, measured on the model before anything runs; empty where there is no model.
 
     Each row is a request of its own, after a text that all share. The slots written are free: a request that gets them
     overwrites them. What counts is how many times one row's pass a larger one takes, so each is measured right after
-    one of one row: a machine that is slow for a second is slow for both."""
+    one of one row: a machine that is slow for a second is slow for both.
+
+    `rounds`: of earlier starts, each of [rows, how many times one row's pass]. One at least is measured here, and takes
+    the place of the oldest."""
     decoder, kv_cache = services.decoder, services.kv_cache
     if decoder is None or kv_cache is None:
         return {}
@@ -43,14 +46,17 @@ def calibrate(services: EngineParts) -> dict[int, float]:
         return time.perf_counter() - pass_begin_s
 
     one_row_s: list[float] = []
-    ratios: dict[int, list[float]] = {rows: [] for rows in sizes}
-    for number in range(CALIBRATION_ROUNDS):
+    rounds = [] if rounds is None else rounds
+    del rounds[: 1 - CALIBRATION_ROUNDS]
+    for number in range(CALIBRATION_ROUNDS - len(rounds)):
+        if number and (time.perf_counter() - begin_s) * (number + 1) / number > CALIBRATION_S:
+            break
+        rounds.append([])
         for rows in sizes:
-            if number and time.perf_counter() - begin_s > CALIBRATION_S:
-                break
             one_row_s.append(seconds(1))
-            ratios[rows].append(seconds(rows) / one_row_s[-1] if rows > 1 else 1.0)
+            rounds[-1].append([rows, seconds(rows) / one_row_s[-1] if rows > 1 else 1.0])
     unit_s = statistics.median(one_row_s) if one_row_s else 0.0
+    ratios = {rows: [ratio for one in rounds for count, ratio in one if count == rows] for rows in sizes}
     return {rows: unit_s * statistics.median_low(found) for rows, found in ratios.items()}
 
 

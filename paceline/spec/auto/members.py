@@ -15,7 +15,7 @@ its nodes' rows, all as measured. The difference goes to its account, together w
 """
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from paceline.core.tree import DraftTree
@@ -28,8 +28,8 @@ ALLOWANCE = 0.004  # share of the elapsed time that may be lost in finding out w
 RATE = 0.1  # weight of the newest value in running averages
 STAKE = 16.0  # tokens whose time a trial may lose, or gain
 NEXT_CHANCE = 0.7  # that the token after a likely path is drafted right
-NO_BUDGET = Budget(0, 0)
 ASKED = ("trial", "pays")  # states, of members that are asked for all requests
+KEPT = ("state", "balance_s", "price_s", "level_s", "next_chance", "levels")  # of a member, for the next start
 DECISIONS = {"skipped": "off", "observes": "off, trial soon", "trial": "on trial", "pays": "on"}  # and in words
 
 
@@ -49,10 +49,6 @@ class Member:
     judged: Inequality = field(default_factory=Inequality)  # both sides of the profit, for people to read
 
     @property
-    def is_kept_for(self) -> bool:
-        return bool(self.needs.logits or self.needs.hidden_layers or self.needs.lookahead_slots)
-
-    @property
     def reason(self) -> Reason:
         return self.judged.reason(DECISIONS[self.state], None if self.state == "trial" else self.state == "pays")
 
@@ -64,7 +60,6 @@ class MemberChoice(Usefulness):
         super().__init__(list(members))
         self.members = {name: Member(member.needs, member.keeps_min_prob) for name, member in members.items()}
         self.min_probs = (0.0, 0.0)  # Budget's: of a path worth its row, and of one worth another level
-        self._needs: dict[tuple[str, ...], Needs] = {}  # members not skipped -> what they need
         self.has_trial = self.has_cheap = self.all_skipped = False  # the last: but for cheap ones
         self.asks_batch = False  # is a member asked for all requests?
         self.pays_alone: str | None = None  # the only one, if it pays and can be given thresholds
@@ -75,13 +70,20 @@ class MemberChoice(Usefulness):
         self._drafted: dict[str, tuple[int, float]] = {}  # member -> depth of what it drafted last, and its chance
         self._settle()
 
-    @property
-    def needs(self) -> Needs:
-        """Of all members but the skipped ones."""
-        told = tuple([name for name, member in self.members.items() if member.state != "skipped"])
-        if told not in self._needs:
-            self._needs[told] = union([self.members[name].needs for name in told])
-        return self._needs[told]
+    def learned(self) -> dict[str, Any]:
+        figures = {name: {field: getattr(member, field) for field in KEPT} for name, member in self.members.items()}
+        return {name: one | {"judged": asdict(self.members[name].judged)} for name, one in figures.items()}
+
+    def begin_with(self, learned: Mapping[str, Any], most_debt_s: float) -> None:
+        """Accounts go on where an earlier start left them. One that paid has half of a trial behind it: all its steps
+        are judged then, which in one that pays only some are. `most_debt_s`: what a trial may lose."""
+        for name, figures in learned.items():
+            member = replace(self.members[name], **figures | {"judged": Inequality(**figures["judged"])}, num_judged=1)
+            if member.state == "pays":
+                member.state, member.balance_s = "trial", min(member.balance_s, most_debt_s) / 2
+            member.balance_s = max(member.balance_s, -most_debt_s)
+            self.members[name] = member
+        self._settle()
 
     def spend(self, member: str, seconds: float) -> None:
         super().spend(member, seconds)
@@ -138,6 +140,7 @@ class MemberChoice(Usefulness):
         asked = [name for name, state in states.items() if state in ASKED]
         for name, state in states.items():
             self.accounts[name].is_used = state in (*ASKED, "cheap")
+        self.needs = union([member.needs for member in self.members.values() if member.state != "skipped"])
         self.has_trial, self.has_cheap = "trial" in states.values(), "cheap" in states.values()
         self.asks_batch = bool(asked)
         self.all_skipped = all(state in ("skipped", "cheap") for state in states.values())
@@ -148,7 +151,7 @@ class MemberChoice(Usefulness):
         """A cheap member drafts for the requests that are due; a model as many levels as pay."""
         one = self.members[member]
         if one.state == "cheap":
-            return [NO_BUDGET if i in self.not_due else budget for i, budget in enumerate(budgets)]
+            return [Budget(0, 0) if i in self.not_due else budget for i, budget in enumerate(budgets)]
         if one.needs.lookahead_slots:
             return [budget._replace(max_depth=min(budget.max_depth, one.levels)) for budget in budgets]
         return budgets
@@ -197,7 +200,7 @@ class MemberChoice(Usefulness):
             member.num_judged += 1
             weight = max(min(1.0, RATE * num_steps), 1.0 / member.num_judged)
             member.price_s += weight * (cost_s / max(1, num_cheap_asked if is_cheap else num_requests) - member.price_s)
-            if not member.is_kept_for and is_cheap != (member.price_s < row_s):
+            if member.needs == Needs() and is_cheap != (member.price_s < row_s):
                 member.state, member.balance_s = ("trial", -spent_s) if is_cheap else ("cheap", 0.0)
             elif not is_cheap:
                 price_s = cost_s + num_rows[name] * row_s
@@ -213,10 +216,8 @@ class MemberChoice(Usefulness):
             member.state, member.balance_s = "pays", stake_s
         elif member.balance_s < (0.0 if member.state == "pays" else -stake_s):
             member.state = "skipped"
-        elif (
-            member.state == "trial" and member.num_judged > 1.0 / ALLOWANCE
-        ):  # too little: what is kept for it costs too
-            member.state, member.balance_s = "skipped", -stake_s
+        elif member.state == "trial" and member.num_judged > 1.0 / ALLOWANCE:
+            member.state, member.balance_s = "skipped", -stake_s  # too little: what is kept for it costs too
 
     def _learn_levels(self, name: str, weight: float, cost_s: float, row: float, tokens_s: float) -> None:
         """A level of a model is worth it iff the chance that a path of so many tokens is accepted is above what the

@@ -26,11 +26,6 @@ class Selection:
     token_s: float  # what a token of the next pass costs, drafting counted; at most what it costs plainly
     bar: float  # a node is worth its row from this chance on
 
-    @property
-    def row_s(self) -> float:
-        """What each of the nodes kept costs."""
-        return (self.pass_s - self.plain_s) / max(1, self.num_nodes)
-
 
 def path_chances(tree: DraftTree) -> list[float]:
     """The chance that each node is accepted with all its ancestors."""

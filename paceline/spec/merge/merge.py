@@ -130,6 +130,7 @@ class MergeProposer(Proposer):
     ) -> None:
         from paceline.spec.methods import build_proposer  # the table has a row for this file
 
+        self.configs = tuple(members)
         self.members: dict[str, Proposer] = {}
         self._limits: dict[str, Budget] = {}
         for config in members:

@@ -1,7 +1,7 @@
 """A simulated engine for the controller: only passes and drafters advance its clock, and outputs are known before."""
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -162,12 +162,14 @@ class Planted(Proposer):
         return DraftTree(tree.token_ids, tree.parents, confidence=[self.confidence] * len(tree))
 
 
-def alone_by_price(monkeypatch: pytest.MonkeyPatch, world: Simulation, drafter: Proposer) -> AutoProposer:
+def alone_by_price(
+    monkeypatch: pytest.MonkeyPatch, world: Simulation, drafter: Proposer, facts: Mapping[str, str] | None = None
+) -> AutoProposer:
     """A method named without a size, which is this drafter, on the world's machine."""
     monkeypatch.setattr("paceline.spec.methods.build_proposer", lambda *given: drafter)
     config = SpeculativeConfig.parse({"method": "recycling"})
     assert config is not None and config.sized_by_price
-    proposer = alone(config, EngineParts(VOCAB, 4096), Budget(24, 16))
+    proposer = alone(config, EngineParts(VOCAB, 4096, facts=facts), Budget(24, 16))
     rows = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64)
     proposer.cost = PassCostModel({n: world.curve(n) for n in rows})
     return proposer

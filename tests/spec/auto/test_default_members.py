@@ -68,7 +68,7 @@ def test_a_shipped_drafter_that_cannot_be_built_is_left_out(
 def test_where_auto_cannot_run_the_engine_says_so_and_decodes_plainly(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: type[Exception]
 ) -> None:
-    def fail(services: EngineParts) -> dict[int, float]:
+    def fail(services: EngineParts, rounds: list[Any]) -> dict[int, float]:
         raise kind("no such kernel")
 
     monkeypatch.setattr("paceline.spec.auto.controller.calibrate", fail)
