@@ -24,6 +24,14 @@ extern const Kernels kernels_twin;
 #define NAME "twin"
 #include "kernels.inc"
 """
+CHOICE = """
+#include <cstdio>
+#include "api.h"
+int main(int, char** arguments) {
+  const char* best = pl_instruction_set();
+  printf("%s %d", best, (int)pl_select_instruction_set(arguments[1]));
+}
+"""
 ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 EVEX_FLAGS = ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512vl", "-mavx512vnni"]
 FLAGS = [flag for flag in COMMON_FLAGS if flag != "-O3"] + ["-O1"]  # bits do not depend on it; building does
@@ -63,16 +71,55 @@ def processor_flags() -> set[str]:
     return set(info.read_text().split()) if info.exists() else set()
 
 
-def test_neon_kernels_have_the_bits_of_their_twin(tmp_path: Path) -> None:
+@pytest.fixture
+def arm_tools() -> tuple[list[str], list[str]]:
+    """(compiler, emulator) for 64-bit ARM; on such a machine its own compiler and no emulator."""
     emulator = [] if platform.machine() == "aarch64" else [ARM_EMULATOR]
     compiler = find_compiler().split() if not emulator else [ARM_COMPILER]
     for tool in (*compiler[:1], *emulator):
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is not installed")
-    for source in sorted(SOURCE_DIR.glob("*.cpp")):  # all of the library can be built there
-        run([*compiler, *FLAGS, *ARM_FLAGS.get(source.stem, []), "-fsyntax-only", str(source)])
-    program = build(compiler, "kernels_neon", ARM_FLAGS["kernels_neon"], [], tmp_path)
-    assert "neon-dotprod: " in run([*emulator, str(program)])
+    return compiler, emulator
+
+
+@pytest.mark.parametrize(
+    ("kernels", "name"), [("kernels_neon", "neon-dotprod"), ("kernels_neon_i8mm", "neon-i8mm")], ids=lambda value: value
+)
+def test_neon_kernels_have_the_bits_of_their_twin(
+    kernels: str, name: str, arm_tools: tuple[list[str], list[str]], tmp_path: Path
+) -> None:
+    compiler, emulator = arm_tools
+    if not emulator and "i8mm" in name and "i8mm" not in processor_flags():
+        pytest.skip("this processor lacks i8mm")
+    program = build(compiler, kernels, ARM_FLAGS[kernels], [], tmp_path)
+    cpu = ["-cpu", "max"] if emulator else []
+    assert f"{name}: " in run([*emulator, *cpu, str(program)])
+
+
+def test_an_arm_machine_runs_the_best_kernels_that_it_has(
+    arm_tools: tuple[list[str], list[str]], tmp_path: Path
+) -> None:
+    """The whole library, built for ARM, on processors with i8mm, without it, and without dot products."""
+    compiler, emulator = arm_tools
+    (tmp_path / "choice.cpp").write_text(CHOICE)
+    objects = []
+    for source in [*sorted(SOURCE_DIR.glob("*.cpp")), tmp_path / "choice.cpp"]:
+        objects.append(str(tmp_path / f"{source.stem}.o"))
+        flags = [*FLAGS, "-O0", *ARM_FLAGS.get(source.stem, []), f"-I{SOURCE_DIR}"]
+        run([*compiler, *flags, "-c", str(source), "-o", objects[-1]])
+    program = str(tmp_path / "choice")
+    run([*compiler, *objects, "-o", program, "-lpthread", "-static"])
+    if not emulator:
+        assert run([program, "portable"]).split()[1] == "0"
+        return
+    for processor, best, asked, status in [
+        ("max", "neon-i8mm", "neon-dotprod", "0"),
+        ("max", "neon-i8mm", "neon-i8mm", "0"),
+        ("neoverse-n1", "neon-dotprod", "neon-i8mm", "4"),  # `PL_BAD_FORMAT`
+        ("neoverse-n1", "neon-dotprod", "portable", "0"),
+        ("cortex-a72", "portable", "neon-dotprod", "4"),
+    ]:
+        assert run([*emulator, "-cpu", processor, program, asked]).split() == [best, status], processor
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,13 @@ X86_FLAGS = {
     "kernels_avxvnni": ["-mavx2", "-mfma", "-mf16c", "-mavxvnni"],
     "kernels_avx2": ["-mavx2", "-mfma", "-mf16c"],
 }
-ARM_FLAGS = {"kernels_neon": ["-march=armv8.2-a+dotprod"]}
-NEWER = {"kernels_avxvnni"}  # compilers before GCC 11 and Clang 12 do not know its flag; then the file is empty
+ARM_FLAGS = {
+    "kernels_neon": ["-march=armv8.2-a+dotprod"],
+    "kernels_neon_i8mm": ["-march=armv8.2-a+dotprod+i8mm"],
+}
+# Compilers before GCC 11 and Clang 12 (AVX-VNNI) or GCC 10 and Clang 11 (i8mm) do not know the flag; then the file is
+# empty.
+NEWER = {"kernels_avxvnni", "kernels_neon_i8mm"}
 
 
 class BuildError(Exception):

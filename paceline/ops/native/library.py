@@ -16,7 +16,7 @@ from paceline.errors import InvalidOptionError
 
 LIBRARY_VARIABLE = "PACELINE_NATIVE_LIBRARY"  # another build of the library, for example with sanitizers
 INSTRUCTION_SET_VARIABLE = "PACELINE_INSTRUCTION_SET"  # one of these instead of the best, so that machines agree
-INSTRUCTION_SETS = ("avx512-vnni", "avx-vnni", "avx2", "neon-dotprod", "portable")
+INSTRUCTION_SETS = ("avx512-vnni", "avx-vnni", "avx2", "neon-i8mm", "neon-dotprod", "portable")
 
 # Panel formats that float weights may be asked for
 FORMATS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 5}

@@ -11,6 +11,8 @@
 #include <cpuid.h>
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 #include "model.h"
@@ -24,7 +26,7 @@ const Kernels* const kAllKernels[] = {
 #if defined(__x86_64__)
     &kernels_avx512, kernels_avxvnni_or_null, &kernels_avx2,
 #elif defined(__aarch64__)
-    &kernels_neon,
+    kernels_neon_i8mm_or_null, &kernels_neon,
 #endif
     &kernels_portable};
 
@@ -41,6 +43,18 @@ bool has_dot_products() {
   return true;  // Apple's processors
 #endif
 }
+
+bool has_matrix_products() {
+#if defined(__linux__)
+  return getauxval(AT_HWCAP2) >> 13 & 1;  // HWCAP2_I8MM
+#elif defined(__APPLE__)
+  int has = 0;
+  size_t size = sizeof has;
+  return !sysctlbyname("hw.optional.arm.FEAT_I8MM", &has, &size, nullptr, 0) && has;
+#else
+  return false;
+#endif
+}
 #endif
 
 bool machine_has(const Kernels* k) {
@@ -55,6 +69,7 @@ bool machine_has(const Kernels* k) {
   if (k == kernels_avxvnni_or_null) return avx2 && has_avx_vnni();
   if (k == &kernels_avx2) return avx2;
 #elif defined(__aarch64__)
+  if (k == kernels_neon_i8mm_or_null) return has_dot_products() && has_matrix_products();
   if (k == &kernels_neon) return has_dot_products();
 #endif
   return k == &kernels_portable;

@@ -152,5 +152,6 @@ extern const Kernels kernels_portable;
 extern const Kernels kernels_avx2, kernels_avx512, kernels_avxvnni;
 extern const Kernels* const kernels_avxvnni_or_null;  // null: the compiler did not know it
 #elif defined(__aarch64__)
-extern const Kernels kernels_neon;
+extern const Kernels kernels_neon, kernels_neon_i8mm;
+extern const Kernels* const kernels_neon_i8mm_or_null;
 #endif

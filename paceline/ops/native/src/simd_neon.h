@@ -1,10 +1,14 @@
-// Sixteen lanes in four registers: ARM NEON with byte dot products (dotprod). See simd_avx512.h for the vocabulary.
+// Sixteen lanes in four registers: ARM NEON with byte dot products (dotprod), and with PL_BYTE_MATRICES the byte matrix
+// products of i8mm, whose sums are as exact. See simd_avx512.h for the vocabulary.
 //
 // Every operation rounds as its namesake in simd_portable.h does with fused multiply-adds, so that a plain C++ twin gives
 // the same bits (tests/ops/native_parity.cpp).
 #pragma once
 #include <arm_neon.h>
 #include <cstdint>
+
+// All that a product calls becomes part of it: left to itself GCC 12 stops halfway, and sums go through memory.
+#define PL_FLATTEN __attribute__((flatten))
 
 namespace {
 
@@ -145,9 +149,34 @@ inline vi dot4_u7(vi acc, vb w, vi x) {
     return vdotq_s32(acc.v[i], vreinterpretq_s8_u8(w.v[i]), vreinterpretq_s8_s32(x.v[i]));
   });
 }
-inline vi dot4_s8(vi acc, vb w, vi x) {  // w is stored + 128
-  return dot4_u7(acc, each<vb>([&](int i) { return veorq_u8(w.v[i], vdupq_n_u8(128)); }), x);
+inline vb vminus128(vb a) { return each<vb>([&](int i) { return veorq_u8(a.v[i], vdupq_n_u8(128)); }); }
+inline vi dot4_s8(vi acc, vb w, vi x) { return dot4_u7(acc, vminus128(w), x); }  // w is stored + 128
+
+#if defined(PL_BYTE_MATRICES)  // for row_pairs.inc, which says how the lanes lie
+inline void vjoin(vb& a, vb& b) {
+  for (int i = 0; i < 4; i++) {
+    const uint32x4_t x = vreinterpretq_u32_u8(a.v[i]), y = vreinterpretq_u32_u8(b.v[i]);
+    a.v[i] = vreinterpretq_u8_u32(vzip1q_u32(x, y));
+    b.v[i] = vreinterpretq_u8_u32(vzip2q_u32(x, y));
+  }
 }
+inline void vswap_pairs(vi& a, vi& b) {  // the second two lanes of a's registers with the first two of b's
+  for (int i = 0; i < 4; i++) {
+    const int64x2_t x = vreinterpretq_s64_s32(a.v[i]), y = vreinterpretq_s64_s32(b.v[i]);
+    a.v[i] = vreinterpretq_s32_s64(vzip1q_s64(x, y));
+    b.v[i] = vreinterpretq_s32_s64(vzip2q_s64(x, y));
+  }
+}
+inline vi vset8_of_two(const int8_t* p, const int8_t* q) {
+  const int8x16_t both = vcombine_s8(vld1_s8(p), vld1_s8(q));
+  return each<vi>([&](int) { return vreinterpretq_s32_s8(both); });
+}
+inline vi dot8_of_two(vi acc, vb w, vi x) {
+  return each<vi>([&](int i) {
+    return vmmlaq_s32(acc.v[i], vreinterpretq_s8_s32(x.v[i]), vreinterpretq_s8_u8(w.v[i]));
+  });
+}
+#endif
 
 inline void transpose16(const vf in[16], float* out) {
   for (int lanes = 0; lanes < 4; lanes++) {  // 4 x 4 at a time: lanes [4 * lanes, + 4), dimensions [4 * d, + 4)
