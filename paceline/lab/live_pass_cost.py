@@ -25,9 +25,10 @@ GUESS_PER_ROW = 0.06  # without a calibration: each further row costs this much 
 # How quickly the shape follows; and what passes with drafts show, the first ones of about so many rows and later ones.
 SHAPE_RATE, FIRST_DRAFTED_RATE, DRAFTED_RATE = 0.03, 0.25, 0.1
 # Standard deviations: of the level (relative) and of request_s (in passes of one row), at first, gained from one
-# observation to the next, and at most; and of an observation (relative).
+# observation to the next, and at most; and of an observation (relative), of a plain pass and of one with drafts: that
+# shows what rows cost, and where most passes have drafts the level would take the blame for a wrong shape.
 FIRST_DOUBT, GAINED_DOUBT, MOST_DOUBT = (0.12, 0.06), (0.03, 0.006), (0.3, 0.15)
-NOISE = 0.1
+NOISE, DRAFTED_NOISE = 0.1, 1.0
 FAR_OFF = 3.0  # times faster or slower than calibrated: then only the shape is taken from the calibration
 REPEATED_RATE, REPEATED = 0.3, 0.05  # of the shape where a knot is off by this much twice in a row, the same way
 DRAW_EVERY = 16  # observations between two computations of the shape: it changes slowly, and computing takes time
@@ -95,7 +96,8 @@ class PassCostModel:
             self._begin_doubt()
         else:
             error_s = min(OUTLIER * expected_s, max(-OUTLIER * expected_s, seconds - expected_s))
-            self._correct(self._shape(rows), requests, error_s, NOISE * expected_s)
+            noise = DRAFTED_NOISE if 0 < requests < rows else NOISE
+            self._correct(self._shape(rows), requests, error_s, noise * expected_s)
             # Plain passes do not change the shape: if the machine became faster, untried drafts would seem expensive.
             if requests != rows:
                 self._bend(rows, error_s / expected_s, has_drafts=requests > 0)

@@ -26,7 +26,7 @@ from paceline.core.sampling_params import SamplingParams
 from paceline.core.tree import EMPTY_TREE, DraftTree
 from paceline.lab.live_pass_cost import PassCostModel
 from paceline.spec.auto.cost import calibrate
-from paceline.spec.auto.members import ALLOWANCE, MARGIN, RATE, STAKE, MemberChoice
+from paceline.spec.auto.members import ALLOWANCE, MARGIN, RATE, MemberChoice
 from paceline.spec.auto.reasons import Inequality, Reason
 from paceline.spec.auto.select import Selection, above_bar, path_chances, select, whole
 from paceline.spec.engine_parts import EngineParts
@@ -81,6 +81,7 @@ class AutoProposer(Proposer):
         self._host_s = 0.0  # of the last pass' observation, with them
         self._last: Selection | None = None
         self._cheap_judged = Inequality()  # per request and step in which the cheap members are asked for it
+        self._plain_step = 0  # the last evaluated one without drafts
         self._num_requests = 0  # in the batch, when it was last evaluated
         self._reasons: Counter[str] = Counter()  # reason -> steps
         self.is_warm = kept is not None  # does it go on from what an earlier start learned?
@@ -137,10 +138,12 @@ class AutoProposer(Proposer):
         for request in requests:
             self._values_s.setdefault(request.request_id, self._typical_value_s)
         takes_skipped = now >= self._ask_skipped_at
+        # What drafts are compared with is known from plain passes: a share of the steps is one, whatever pays.
+        is_plain = self._evaluates and now - self._plain_step > 1 / ALLOWANCE
         due = []
-        if choice.has_cheap:
+        if choice.has_cheap and not is_plain:
             due = [i for i, one in enumerate(requests) if takes_skipped or not self._is_skipped(one.request_id)]
-        asked = list(range(len(requests))) if choice.asks_batch else due
+        asked = list(range(len(requests))) if choice.asks_batch and not is_plain else due
         choice.skips_cheap, choice.not_due = not due, set(asked).difference(due)
         self._num_cheap_asked, drafting_s = len(due), 0.0
         trees = [EMPTY_TREE] * len(requests)
@@ -190,7 +193,7 @@ class AutoProposer(Proposer):
     def _go_on_from(self, kept: dict[str, Any]) -> None:
         self.cost.begin_with(**kept["curve"])
         self.drafters.credit = Credit(check_rows("credit", kept["credit"]))
-        self.choice.begin_with(kept["members"], STAKE * self.cost.at(1, 1))
+        self.choice.begin_with(kept["members"])
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
@@ -209,6 +212,8 @@ class AutoProposer(Proposer):
         num_rows, count = sum([len(one.rows) for one in step.passes]), len(verified)
         self._step_s += (RATE if self._step_s else 1.0) * (elapsed_s - self._step_s)
         self.cost.observe(num_rows, elapsed_s, count)
+        if num_rows == count:
+            self._plain_step = self._evaluated_step
         plain_s, num_more = self.cost.at(count, count), max(count, num_rows - count)
         row_s = (self.cost.at(count + num_more, count) - plain_s) / num_more
         self.choice.judge(own, plain_s / count, row_s, self._num_cheap_asked)

@@ -3,9 +3,9 @@
 A member that is asked brings what its accepted tokens would have cost without it, and takes its own time and that of
 its nodes' rows, all as measured. The difference goes to its account, together with `ALLOWANCE` of all time:
 
-    trial     it is asked, for all requests, until the account is full (then it pays), or `STAKE` tokens' time is lost,
-              or 1 / `ALLOWANCE` steps are over
-    pays      it is asked as long as there is something in the account, which holds the time of `STAKE` tokens at most
+    trial     it is asked, for all requests, until `STAKE` tokens' time is gained (then it pays) or lost, or
+              1 / `ALLOWANCE` steps are over
+    pays      it is asked as long as there is something in the account, which holds `HOLD` stakes at most
     skipped   until the allowance has made good what it lost. It costs nothing: it is told of no step, and what it alone
               needs is not computed
     observes  for some steps before its next trial, so that it has something to draft from
@@ -27,6 +27,7 @@ MARGIN = 1.1  # drafts must be expected to save so many times what they cost: es
 ALLOWANCE = 0.004  # share of the elapsed time that may be lost in finding out whether drafts pay
 RATE = 0.1  # weight of the newest value in running averages
 STAKE = 16.0  # tokens whose time a trial may lose, or gain
+HOLD = 4.0  # stakes that a member that pays may have in hand: text comes in phases, and one bad phase says little
 NEXT_CHANCE = 0.7  # that the token after a likely path is drafted right
 ASKED = ("trial", "pays")  # states, of members that are asked for all requests
 KEPT = ("state", "balance_s", "price_s", "level_s", "next_chance", "levels")  # of a member, for the next start
@@ -67,21 +68,25 @@ class MemberChoice(Usefulness):
         self.skips_cheap = False  # are the cheap members asked for no request now?
         self.not_due: Set[int] = frozenset()  # positions of requests for which the cheap members are not asked now
         self._cheap_tokens = 0.0  # that the cheap members bring, per request and step
+        self._stake_s = 0.0  # what `STAKE` tokens take plainly
         self._drafted: dict[str, tuple[int, float]] = {}  # member -> depth of what it drafted last, and its chance
         self._settle()
 
     def learned(self) -> dict[str, Any]:
-        figures = {name: {field: getattr(member, field) for field in KEPT} for name, member in self.members.items()}
-        return {name: one | {"judged": asdict(self.members[name].judged)} for name, one in figures.items()}
+        """Of each account a stake at most, on either side."""
+        found = {}
+        for name, member in self.members.items():
+            figures = {field: getattr(member, field) for field in KEPT} | {"judged": asdict(member.judged)}
+            found[name] = figures | {"balance_s": min(self._stake_s, max(-self._stake_s, member.balance_s))}
+        return found
 
-    def begin_with(self, learned: Mapping[str, Any], most_debt_s: float) -> None:
-        """Accounts go on where an earlier start left them. One that paid has half of a trial behind it: all its steps
-        are judged then, which in one that pays only some are. `most_debt_s`: what a trial may lose."""
+    def begin_with(self, learned: Mapping[str, Any]) -> None:
+        """Each goes on trial with half of what an earlier start left in its account: one that paid drafts from the
+        first step on, one that lost has half of a trial left, for what it lost on another text says little."""
         for name, figures in learned.items():
             member = replace(self.members[name], **figures | {"judged": Inequality(**figures["judged"])}, num_judged=1)
-            if member.state == "pays":
-                member.state, member.balance_s = "trial", min(member.balance_s, most_debt_s) / 2
-            member.balance_s = max(member.balance_s, -most_debt_s)
+            if member.state != "cheap":
+                member.state, member.balance_s = "trial", member.balance_s / 2
             self.members[name] = member
         self._settle()
 
@@ -189,11 +194,12 @@ class MemberChoice(Usefulness):
         num_requests = max(1, len(passes))
         num_cheap = sum([num_tokens[name] for name, member in self.members.items() if member.state == "cheap"])
         self._cheap_tokens += RATE * (num_cheap / num_requests - self._cheap_tokens)
+        self._stake_s = STAKE * token_s
         worth_s = token_s / (1.0 + self._cheap_tokens)  # what a token costs with the cheap members alone
         for name, member in self.members.items():
             spent_s, num_steps = self._take_time(name)
             if name not in self._asked:
-                member.balance_s -= spent_s
+                member.balance_s -= spent_s if member.state not in ASKED else 0.0  # else it would have been, this once
                 continue
             cost_s = spent_s / num_steps
             is_cheap = member.state == "cheap"
@@ -205,15 +211,15 @@ class MemberChoice(Usefulness):
             elif not is_cheap:
                 price_s = cost_s + num_rows[name] * row_s
                 member.judged.learn(RATE, num_tokens[name], price_s, worth_s)
-                member.balance_s += num_tokens[name] * worth_s - MARGIN * price_s
+                member.balance_s += num_tokens[name] * worth_s - price_s
                 self._learn_levels(name, weight, cost_s, row_s / worth_s, worth_s * num_requests)
-                self._decide(member, STAKE * token_s)
+                self._decide(member, self._stake_s)
         self._settle()
 
     @staticmethod
     def _decide(member: Member, stake_s: float) -> None:
         if member.balance_s >= stake_s:
-            member.state, member.balance_s = "pays", stake_s
+            member.state, member.balance_s = "pays", min(member.balance_s, HOLD * stake_s)
         elif member.balance_s < (0.0 if member.state == "pays" else -stake_s):
             member.state = "skipped"
         elif member.state == "trial" and member.num_judged > 1.0 / ALLOWANCE:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.core.tree import DraftTree
-from paceline.spec.auto.members import ALLOWANCE, STAKE, MemberChoice
+from paceline.spec.auto.members import ALLOWANCE, HOLD, STAKE, MemberChoice
 from paceline.spec.auto.reasons import Inequality
 from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, StepContext
 
@@ -47,10 +47,9 @@ def test_a_member_is_used_while_it_pays_and_skipped_when_it_loses() -> None:
     members = choice()
     assert run(members, 100, 0.002, accepted=True) == 100
     assert members.members["one"].state == "pays" and members.needs.logits
-    most = (
-        STAKE * TOKEN_S / (0.002 + ROW_S) + 1
-    )  # steps until what the account holds is lost, the time of so many tokens
-    num_asked = run(members, int(1.2 * most), 0.002, accepted=False)
+    # Steps until what the account holds is lost, the time of so many tokens, beside what is allowed to be lost.
+    most = HOLD * STAKE * TOKEN_S / (0.002 + ROW_S - ALLOWANCE * STEP_S) + 1
+    num_asked = run(members, int(most) + 2, 0.002, accepted=False)
     assert num_asked <= most and members.members["one"].state == "skipped"
     assert not members.needs.logits and not members.is_told("one")
 
@@ -77,7 +76,7 @@ def test_with_more_requests_a_trial_is_shorter() -> None:
 
 def test_a_member_observes_before_its_next_trial() -> None:
     members = choice()
-    run(members, 60, 0.002, accepted=False)
+    run(members, 80, 0.002, accepted=False)
     states = []
     while members.members["one"].state != "trial":
         states.append(members.members["one"].state)

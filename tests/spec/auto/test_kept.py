@@ -47,27 +47,27 @@ def end(proposer: AutoProposer) -> None:
 
 
 @pytest.mark.parametrize("users", [1, 8])
-def test_a_useless_drafter_is_not_tried_again_at_every_start(monkeypatch: pytest.MonkeyPatch, users: int) -> None:
+def test_a_useless_drafter_is_tried_less_at_every_further_start(monkeypatch: pytest.MonkeyPatch, users: int) -> None:
+    num_calls, speedups = [], []
     for number in range(3):
         world, drafter, proposer = start(monkeypatch, users, **USELESS)
         assert proposer.is_warm == (number > 0)
-        speedup = world.run(proposer, 200)
-        assert (drafter.num_calls > 0) == (number == 0)
-        assert speedup < 0.99 if number == 0 and users == 1 else speedup > 0.97 if number == 0 else speedup > 0.999
+        speedups.append(world.run(proposer, 200))
+        num_calls.append(drafter.num_calls)
         end(proposer)
+    first, *others = num_calls
+    assert others[0] == others[1] > 0
+    assert users > 1 or others[0] <= 0.6 * first  # of several users one step is over a stake
+    assert speedups[0] < 0.99
+    assert min(speedups[1:]) > (0.95 if users == 1 else 0.99)
 
 
-def test_the_allowance_goes_on_over_short_runs_and_pays_for_a_trial_at_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each far too short for a trial of its own."""
-    kind = USELESS
-    for number in range(60):
-        world, drafter, proposer = start(monkeypatch, 1, **kind)
-        world.run(proposer, 200)
-        end(proposer)
-        if number > 1 and drafter.num_calls:
-            break
-        kind = GOOD
-    assert 3 < number < 40
+def test_a_drafter_that_lost_on_one_text_is_found_by_the_next_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, _, proposer = start(monkeypatch, 1, **USELESS)
+    world.run(proposer, 200)
+    assert proposer.choice.members["recycling"].state == "skipped"
+    end(proposer)
+    world, _, proposer = start(monkeypatch, 1, **GOOD)
     world.run(proposer, 100)
     assert proposer.choice.members["recycling"].state == "pays"
 
@@ -108,7 +108,7 @@ def test_a_start_says_whether_it_knew_anything(monkeypatch: pytest.MonkeyPatch) 
     end(proposer)
     after = start(monkeypatch, 1, **USELESS)[2].report()
     assert (before["start"], after["start"]) == ("cold", "warm")
-    assert after["members"]["recycling"]["reason"].startswith("recycling: off, 0.00 tokens gained < ")
+    assert after["members"]["recycling"]["reason"].startswith("recycling: on trial, 0.00 tokens gained < ")
 
 
 def kept(folder: Path) -> Any:
