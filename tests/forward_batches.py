@@ -11,7 +11,7 @@ import torch
 from paceline.core.forward import ForwardBatch
 from paceline.core.tree import EMPTY_TREE, DraftTree
 
-BLOCK_SIZE = 4
+BLOCK_SIZE = 16
 
 
 @dataclass

@@ -14,6 +14,7 @@ CACHE_LINE = 64  # bytes
 FLOAT8 = torch.float8_e4m3fn  # four bits of exponent, three of mantissa, no infinity
 FLOAT8_LARGEST = 448.0
 SCALE_BYTES = 4  # of a head's keys or values at one position, where they are integers
+TILE_SLOTS = 16  # int16: as many slots lie together, in the order of ops/native/src/kernels.h
 
 
 def head_elements(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -33,6 +34,7 @@ def raw(pool: Tensor) -> Tensor:
 
 def allocate_kv(config: ModelConfig, num_slots: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[layers, 2 (keys, values), slots, kv heads, `head_elements`]. Zeroed, so that a masked slot can never hold a NaN.
+    What int16 slots hold lies in tiles of `TILE_SLOTS`: whole blocks may be copied, a slot alone may not.
 
     On a CPU the system hands out a page, zeroed, when it is first written to (numpy asks for memory that way): a pool
     of gigabytes is there at once, and takes only what is used of it. It begins with a cache line, so that a head's

@@ -19,6 +19,7 @@ from paceline.engine.processor import Processor
 from paceline.engine.scheduler import SchedulerConfig
 from paceline.errors import InvalidOptionError
 from paceline.kv.fingerprint import make_fingerprint
+from paceline.kv.storage import kv_bytes_per_token
 from paceline.models.learned_cache import facts_of
 from paceline.models.loader import LoadedModel, load_model
 from paceline.models.padded_decoder import PaddedDecoder
@@ -35,7 +36,7 @@ logger = logging.getLogger("paceline")
 
 # Past the context: four times the nodes of the largest draft that any method makes by itself.
 CAPTURED_DRAFT_SLOTS = 256
-FIRST_SLOTS = 1024  # of every layer: those that the first requests get
+FIRST_BYTES = 128 << 20  # of keys and values: what the first requests get (SmolLM2-135M: 5,600 tokens)
 DEFAULT_SPECULATION = {"method": "auto"}  # when the user says nothing; {"method": "none"} is plain decoding
 
 
@@ -74,9 +75,8 @@ def build_engine(
     )
     num_slots = config.num_kv_blocks * config.block_size
     kv_cache = allocate_kv(decoder.config, num_slots, decoder.dtype, decoder.device)
-    raw(kv_cache)[
-        :, :, :FIRST_SLOTS
-    ].zero_()  # now, and not in the first request: memory is only handed out when touched
+    first_slots = FIRST_BYTES // kv_bytes_per_token(decoder.config, decoder.dtype)
+    raw(kv_cache)[:, :, :first_slots].zero_()  # now, and not in the first request: memory is handed out when touched
     captured = None if loaded.capture is None else loaded.capture(pass_room(config, kv_cache))
     decoder = captured or decoder
     services = EngineParts(

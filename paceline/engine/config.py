@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from paceline.core.kv_tensor import TILE_SLOTS
 from paceline.core.model_config import ModelConfig
 from paceline.errors import InvalidOptionError
 from paceline.kv.offload import OffloadOption, parse_offload
@@ -53,6 +54,11 @@ def resolve_config(
     if config.max_model_len is not None and config.max_model_len > model.max_position:
         raise InvalidOptionError(
             f"max_model_len {config.max_model_len} is above the model's own context of {model.max_position} tokens"
+        )
+    if dtype == torch.int16 and config.block_size % TILE_SLOTS:
+        raise InvalidOptionError(
+            f"block_size {config.block_size} is no multiple of {TILE_SLOTS}, as int16 keys and values need it (the "
+            "default beside quantized weights on AVX-512): use one that is, or kv_cache_dtype='float16'"
         )
     block_bytes = kv_bytes_per_token(model, dtype) * config.block_size
     num_blocks = config.num_kv_blocks

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from paceline.core.kv_tensor import head_elements, raw
 from paceline.core.model_config import ModelConfig
+from paceline.ops import native
 
 
 def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -16,6 +17,9 @@ def kv_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
 def move_slots(kv_cache: Tensor, moves: Sequence[tuple[int, int]]) -> None:
     """Copy keys and values of all layers from slot to slot. All reads happen before any write."""
     if not moves:
+        return
+    if kv_cache.dtype == torch.int16:
+        native.move_slots(kv_cache, moves)
         return
     source = torch.tensor([src for src, _ in moves], device=kv_cache.device)
     target = torch.tensor([dst for _, dst in moves], device=kv_cache.device)

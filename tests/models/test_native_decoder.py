@@ -65,7 +65,7 @@ def test_families_match_the_torch_decoder(variant: str, instruction_set: str) ->
     config = small_config(variant)
     weights = random_weights(config)
     decoder, twin = NativeDecoder(config, weights, num_threads=2), Decoder(config, weights)
-    pool = Pool(2, 80)
+    pool = Pool(2, 80, block_size=4)  # smaller than what a kernel takes at once
     prompt = tokens(config, 40)
     batch = pool.batch(Rows(0, 0, prompt, TREE), Rows(1, 0, prompt[7:31]))
     hidden_layers = (0, 2, config.num_layers, config.num_layers + 1)

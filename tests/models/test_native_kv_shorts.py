@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.core.kv_tensor import allocate_kv
+from paceline.core.kv_tensor import TILE_SLOTS, allocate_kv
 from paceline.core.tree import EMPTY_TREE
-from paceline.errors import InvalidOptionError
-from paceline.kv.storage import kv_bytes_per_token
+from paceline.engine.config import EngineConfig, resolve_config
+from paceline.errors import InvalidOptionError, InvalidRequestError
+from paceline.kv.storage import kv_bytes_per_token, move_slots
 from paceline.models.loader import load_model
 from paceline.models.native import NativeDecoder
 from paceline.ops import native
@@ -36,9 +37,16 @@ def cache_of(decoder: NativeDecoder, pool: Pool) -> Tensor:
 
 
 def widened(cache: Tensor) -> Tensor:
-    """[layers, 2, slots, heads, head_dim] float32: a head is its integers, and behind them its scale."""
-    scales = cache[..., CONFIG.head_dim :].contiguous().view(torch.float32)
-    return cache[..., : CONFIG.head_dim].float() * scales
+    """[layers, 2, slots, heads, head_dim] float32, out of the tiles of ops/native/src/kernels.h."""
+    layers, _, num_slots, heads, _ = cache.shape
+    tiles = cache.reshape(layers, 2, num_slots // TILE_SLOTS, heads, -1)
+    size = CONFIG.head_dim * TILE_SLOTS
+    scales = tiles[..., size:].contiguous().view(torch.float32).transpose(-1, -2)  # [layers, 2, tiles, slots, heads]
+    keys = tiles[:, 0, ..., :size].unflatten(-1, (CONFIG.head_dim // 2, TILE_SLOTS, 2)).permute(0, 1, 4, 2, 3, 5)
+    values = tiles[:, 1, ..., :size].unflatten(-1, (TILE_SLOTS // 2, CONFIG.head_dim, 2)).permute(0, 1, 3, 5, 2, 4)
+    shape = (layers, num_slots, heads, CONFIG.head_dim)
+    numbers = torch.stack([keys.reshape(shape), values.reshape(shape)], dim=1)
+    return numbers.float() * scales.reshape(layers, 2, num_slots, heads, 1)
 
 
 def test_what_is_stored_is_within_half_a_step(instruction_set: str) -> None:
@@ -96,6 +104,32 @@ def test_it_is_the_default_beside_quantized_weights_where_it_is_faster(tmp_path:
     asked = load_model(str(path), device="cpu", kv_cache_dtype="float16", quiet=True)
     assert asked.decoder.dtype == torch.float16
     assert load_model(str(path), device="cpu", dtype="float32", quiet=True).decoder.dtype == torch.float32
+
+
+@pytest.mark.parametrize("moves", [[(3, 5)], [(17, 2), (2, 17), (30, 31)], [(33, 32), (34, 33), (35, 34), (1, 35)]])
+def test_moved_slots_hold_what_was_where_they_came_from(moves: list[tuple[int, int]]) -> None:
+    cache = stored(CONFIG, torch.int16)[1]
+    expected = widened(cache)
+    sources, targets = zip(*moves, strict=True)
+    expected[:, :, targets] = expected[:, :, sources]
+    move_slots(cache, moves)
+    assert torch.equal(widened(cache), expected)
+
+
+def test_slots_outside_the_cache_are_not_moved() -> None:
+    cache = stored(CONFIG, torch.int16)[1]
+    before = cache.clone()
+    with pytest.raises(InvalidRequestError, match="outside the cache"):
+        move_slots(cache, [(0, 1), (0, cache.shape[2])])
+    assert torch.equal(cache, before)
+
+
+def test_blocks_that_are_no_whole_tiles_are_refused() -> None:
+    decoder, pool = decoder_of(torch.int16), Pool(1, 32, block_size=8)
+    with pytest.raises(InvalidRequestError, match="multiple of 16 slots"):
+        decoder.forward(pool.batch(Rows(0, 0, tokens(CONFIG, 9), EMPTY_TREE)), cache_of(decoder, pool))
+    with pytest.raises(InvalidOptionError, match="block_size 8 is no multiple of 16"):
+        resolve_config(EngineConfig(block_size=8), CONFIG, torch.int16, torch.device("cpu"), 1 << 30)
 
 
 def test_heads_that_fill_no_register_are_refused() -> None:

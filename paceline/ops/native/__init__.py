@@ -4,12 +4,16 @@
 >>> native.available() or print(native.unavailable_reason())
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core.kv_tensor import SCALE_BYTES
 from paceline.core.processors import usable_processors
-from paceline.errors import InvalidOptionError
-from paceline.ops.native.library import INSTRUCTION_SETS, library, load, select
+from paceline.errors import InvalidOptionError, InvalidRequestError
+from paceline.ops.native.library import INSTRUCTION_SETS, STATUS, library, load, select
 
 __all__ = [
     "INSTRUCTION_SETS",
@@ -18,6 +22,7 @@ __all__ = [
     "default_num_threads",
     "instruction_set",
     "measure_bandwidth",
+    "move_slots",
     "select_instruction_set",
     "unavailable_reason",
     "usable_instruction_sets",
@@ -66,6 +71,24 @@ def usable_instruction_sets() -> tuple[str, ...]:
 def measure_bandwidth(num_threads: int | None = None, *, num_bytes: int = 1 << 29, repeats: int = 5) -> float:
     """Bytes per second that `num_threads` read from memory together, the best of `repeats`."""
     return float(library().pl_measure_bandwidth(num_bytes, num_threads or default_num_threads(), repeats))
+
+
+def move_slots(kv_cache: Tensor, moves: Sequence[tuple[int, int]]) -> None:
+    """Copy int16 keys and values (in tiles, src/kernels.h) of all layers from slot to slot, as if all at once."""
+    layers, _, num_slots, heads, elements = kv_cache.shape
+    sources, targets = (np.array(slots, dtype=np.int64) for slots in zip(*moves, strict=True))
+    status = library().pl_move_slots(
+        kv_cache.data_ptr(),
+        layers,
+        num_slots,
+        heads,
+        elements - SCALE_BYTES // kv_cache.element_size(),
+        len(moves),
+        sources.ctypes.data,
+        targets.ctypes.data,
+    )
+    if status:
+        raise InvalidRequestError(f"keys and values were not moved: {STATUS[status]}")
 
 
 def argmax(logits: Tensor, *, num_threads: int | None = None) -> Tensor:

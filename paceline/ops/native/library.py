@@ -47,6 +47,7 @@ STATUS = {
     4: "this weight format is not supported for this matrix",
     5: "out of memory",
     6: "weights are missing",
+    7: "int16 keys and values lie in tiles: the cache and its blocks must be a multiple of 16 slots",
 }
 
 
@@ -97,6 +98,7 @@ SIGNATURES: Signatures = {
     "pl_model_weight_bytes": (c_int64, [c_void_p]),
     "pl_model_set_threads": (None, [c_void_p, c_int32]),
     "pl_forward": (c_int32, [c_void_p, POINTER(Batch)]),
+    "pl_move_slots": (c_int32, [c_void_p, c_int32, c_int64, *[c_int32] * 3, *[c_void_p] * 2]),
     "pl_natural_format": (c_int32, [c_int32]),
     "pl_instruction_set": (c_char_p, []),
     "pl_select_instruction_set": (c_int32, [c_char_p]),

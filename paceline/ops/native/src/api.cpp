@@ -132,6 +132,7 @@ bool is_complete(const PlModel& m) {
 
 // A wrong index here would be a wild read there.
 int check_batch(const PlModel& m, const PlBatch& b) {
+  if (m.config.kv_format == KV_I16 && (b.num_slots % kTile || b.block_size % kTile)) return PL_BAD_TILES;
   for (int r = 0; r < b.num_requests; r++)
     if (b.cu_query[r] > b.cu_query[r + 1]) return PL_BAD_ROW;
   if (b.num_requests && (b.cu_query[0] != 0 || b.cu_query[b.num_requests] != b.num_rows)) return PL_BAD_ROW;
@@ -247,6 +248,37 @@ int32_t pl_forward(PlModel* model, const PlBatch* batch) {
     run_pass(*model, *batch);
   } catch (const std::bad_alloc&) {
     return PL_NO_MEMORY;
+  }
+  return PL_OK;
+}
+
+int32_t pl_move_slots(void* kv_cache, int32_t layers, int64_t num_slots, int32_t kv_heads, int32_t head_dim, int32_t n,
+                      const int64_t* sources, const int64_t* targets) {
+  if (num_slots % kTile) return PL_BAD_TILES;
+  for (int i = 0; i < n; i++)
+    if (std::min(sources[i], targets[i]) < 0 || std::max(sources[i], targets[i]) >= num_slots) return PL_BAD_SLOT;
+  const size_t head_size = kTile * (size_t)(head_dim + 2), tile_size = kv_heads * head_size;
+  std::vector<int16_t> held((size_t)n * (head_dim + 2));
+  for (int64_t part = 0; part < 2 * (int64_t)layers * kv_heads; part++) {
+    const bool is_value = part / kv_heads % 2;
+    int16_t* heads = (int16_t*)kv_cache + part / kv_heads * num_slots * kv_heads * (head_dim + 2) + part % kv_heads * head_size;
+    const auto each = [&](int64_t slot, auto f) {  // of the pairs of a slot's head, or of its single numbers, and its scale
+      int16_t* tile = heads + slot / kTile * tile_size;
+      const int lane = (int)(slot % kTile);
+      if (is_value)
+        for (int d = 0; d < head_dim; d++) f(tile + (size_t)(lane / 2) * 2 * head_dim + 2 * d + lane % 2, d, 1);
+      else
+        for (int d = 0; d < head_dim; d += 2) f(tile + (size_t)d * kTile + 2 * lane, d, 2);
+      f(tile + (size_t)head_dim * kTile + 2 * lane, head_dim, 2);
+    };
+    for (int i = 0; i < n; i++)
+      each(sources[i], [&](const int16_t* at, int place, int size) {
+        memcpy(held.data() + (size_t)i * (head_dim + 2) + place, at, 2 * size);
+      });
+    for (int i = 0; i < n; i++)
+      each(targets[i], [&](int16_t* at, int place, int size) {
+        memcpy(at, held.data() + (size_t)i * (head_dim + 2) + place, 2 * size);
+      });
   }
   return PL_OK;
 }

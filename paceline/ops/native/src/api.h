@@ -39,7 +39,7 @@ struct PlBatch {
   float* hidden;   // [rows][num_hidden][hidden_size]
 };
 
-enum PlStatus { PL_OK, PL_BAD_TOKEN, PL_BAD_SLOT, PL_BAD_ROW, PL_BAD_FORMAT, PL_NO_MEMORY, PL_INCOMPLETE };
+enum PlStatus { PL_OK, PL_BAD_TOKEN, PL_BAD_SLOT, PL_BAD_ROW, PL_BAD_FORMAT, PL_NO_MEMORY, PL_INCOMPLETE, PL_BAD_TILES };
 
 PlModel* pl_model_new(const PlConfig* config);
 void pl_model_free(PlModel* model);
@@ -63,6 +63,9 @@ int64_t pl_model_weight_bytes(const PlModel* model);  // that a pass reads
 void pl_model_profile(PlModel* model, double* to);
 void pl_model_set_threads(PlModel* model, int32_t num_threads);
 int32_t pl_forward(PlModel* model, const PlBatch* batch);
+// Keys and values of `layers` layers in KV_I16, from slot to slot. All reads happen before any write.
+int32_t pl_move_slots(void* kv_cache, int32_t layers, int64_t num_slots, int32_t kv_heads, int32_t head_dim, int32_t n,
+                      const int64_t* sources, const int64_t* targets);
 int32_t pl_natural_format(int32_t source);
 
 const char* pl_instruction_set(void);

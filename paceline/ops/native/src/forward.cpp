@@ -113,20 +113,26 @@ void Pass::Worker::project_qkv(const Layer& layer, const void* after) {
 }
 
 void Pass::Worker::rotate_and_store(const Layer& layer, int index) {
-  const int dim = p.c_.head_dim, half = dim / 2, kv_heads = p.c_.num_kv_heads;
-  share(PL_STEP_ROTATE, p.b_.num_rows, [&](int row) {
-    float* qkv = p.m_.qkv.get() + (size_t)row * p.m_.qkv_size();
-    const float *cos = p.m_.cos.get() + (size_t)row * half, *sin = p.m_.sin.get() + (size_t)row * half;
-    for (int h = 0; h < p.c_.num_heads + p.c_.num_kv_heads; h++) {
-      const bool is_key = h >= p.c_.num_heads;
-      float* head = is_key ? qkv + p.m_.k_begin() + (h - p.c_.num_heads) * dim : qkv + h * dim;
-      const float* norm = is_key ? layer.k_norm : layer.q_norm;
-      if (norm) p.k_.rms_norm(head, norm, p.c_.rms_norm_eps, dim, head);
-      if (layer.rotates) p.k_.rope(head, cos, sin, dim);
+  const int dim = p.c_.head_dim, half = dim / 2, heads = p.c_.num_heads, kv_heads = p.c_.num_kv_heads;
+  // A head of a tile of rows: keys of one head lie together (KV_I16), and two threads should not write to one cache line.
+  const int units = heads + 2 * kv_heads;
+  share(PL_STEP_ROTATE, p.tiles_ * units, [&](int i) {
+    const int h = i % units, kv_head = (h - heads) % kv_heads, end = p.tile_begin(i / units + 1);
+    const bool is_query = h < heads, is_value = h >= heads + kv_heads;
+    const int column = is_query ? h * dim : is_value ? p.m_.v_begin() : p.m_.k_begin() + kv_head * dim;
+    const float* norm = is_query ? layer.q_norm : layer.k_norm;
+    for (int row = p.tile_begin(i / units); row < end; row++) {
+      float* at = p.m_.qkv.get() + (size_t)row * p.m_.qkv_size();
+      float* head = at + column;
+      if (!is_value) {
+        if (norm) p.k_.rms_norm(head, norm, p.c_.rms_norm_eps, dim, head);
+        if (layer.rotates)
+          p.k_.rope(head, p.m_.cos.get() + (size_t)row * half, p.m_.sin.get() + (size_t)row * half, dim);
+        if (is_query) continue;
+      }
+      p.k_.store_kv(at + (is_value ? p.m_.v_begin() : p.m_.k_begin()), kv_heads, dim, kv_head, is_value,
+                    p.kv(index, is_value), p.b_.slot_mapping[row], p.c_.kv_format);
     }
-    const size_t slot = (size_t)p.b_.slot_mapping[row] * p.slot_bytes();
-    p.k_.store_kv(qkv + p.m_.k_begin(), kv_heads, dim, p.kv(index, 0) + slot, p.c_.kv_format);
-    p.k_.store_kv(qkv + p.m_.v_begin(), kv_heads, dim, p.kv(index, 1) + slot, p.c_.kv_format);
   });
 }
 

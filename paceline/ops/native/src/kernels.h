@@ -13,11 +13,16 @@
 //   multiplied by the scale. That is exact where scale * zero is no f16.
 enum Format { F32 = 0, BF16 = 1, F16 = 2, U4 = 3, U4M = 4, U8 = 5, U8M = 6, U4Z = 7, U8Z = 8 };
 // How keys and values lie in the cache: F32, BF16, F16, or bytes with a float32 scale for each head of a position. A slot
-// is then [heads][head_dim] bytes, and after them [heads] scales. KV_I16: 16-bit integers, each head's scale right behind
-// them; attention multiplies integers then (attention_pairs.inc). Heads must have a multiple of 16 dimensions.
-constexpr int KV_I8 = 16, KV_I16 = 17;
+// is then [heads][head_dim] bytes, and after them [heads] scales.
+// KV_I16: 16-bit integers with a float32 scale for each head of a position, in tiles of 16 slots (16t .. 16t + 15), as the
+// integer dot products of attention_pairs.inc read them: no tile has to be put in order before it is used. A tile holds,
+// head after head,
+//   of keys    [head_dim / 2][16 slots] pairs of numbers, then [16 slots] scales
+//   of values  [8][head_dim] pairs (slots 2i and 2i + 1 of one dimension), then [16 slots] scales
+// Heads must have a multiple of 16 dimensions, and blocks a multiple of 16 slots.
+constexpr int KV_I8 = 16, KV_I16 = 17, kTile = 16;
 static constexpr size_t kv_element_bytes(int kv_format) { return kv_format == F32 ? 4 : kv_format == KV_I8 ? 1 : 2; }
-// Of one slot, in elements.
+// Of one slot (KV_I16: a sixteenth of a tile), in elements.
 static constexpr size_t kv_slot_elements(int kv_format, int kv_heads, int head_dim) {
   return (size_t)kv_heads * (head_dim + (kv_format == KV_I8 ? 4 : kv_format == KV_I16 ? 2 : 0));
 }
@@ -82,12 +87,12 @@ struct AttentionTask {
   const int32_t* node_slots;  // the tree nodes among which all rows' tails are found
   int num_nodes;
   int head_dim;
-  const void* key_cache;    // [slot][slot_stride], at this head
+  const void* key_cache;    // [slot][slot_stride], at this head; KV_I16: the first tile, at this head
   const void* value_cache;
   size_t slot_stride;       // elements
   int kv_format;            // F32, BF16, F16, KV_I8 or KV_I16
   float scale;
-  float* keys;              // scratch: [kMostKeyBlocks][head_dim][16]
+  float* keys;              // scratch: [kMostKeyBlocks][head_dim][16]; KV_I16: of nodes alone
   float* packed;            // scratch: [rows * heads][head_dim]
   float* scores;            // attention_scores(...) or attention_pair_scores(...) floats
   // KV_I8: the first slot's scales of this head, slots slot_stride bytes apart
@@ -101,10 +106,11 @@ static constexpr size_t attention_scores(int rows, int heads, int max_length, in
 }
 
 // KV_I16. attention() holds the scores of kPairPositions positions, the steps that threads share those of max_length.
-constexpr int kPairPositions = 256;
+constexpr int kPairPositions = 256, kPairQueries = 8;  // as many queries share one reading of the values, at most
 static constexpr size_t attention_pair_scores(int rows, int heads, int head_dim, int max_length, int num_nodes) {
   const size_t room = round_up(max_length, kPairPositions), nodes = round_up(num_nodes, 16);
-  return (size_t)rows * heads * (room + room / 64 + room / kPairPositions + 2 * nodes + 18 + head_dim) + room + nodes + 16;
+  return (size_t)rows * heads * (room + room / 64 + room / kPairPositions + 2 * nodes + 18) + room + nodes +
+         nodes / 2 * (head_dim + kPairQueries) + 16;
 }
 
 constexpr int kRaceBlock = 64;  // tokens of a race that are looked at again together
@@ -121,8 +127,8 @@ struct Kernels {
   // gate and up: [rows][stride]; n numbers of each row
   void (*silu_mul)(const float* gate, const float* up, size_t stride, int rows, int n, float* out, size_t out_stride);
   void (*rope)(float* x, const float* cos, const float* sin, int head_dim);
-  // all heads of a slot
-  void (*store_kv)(const float* x, int heads, int head_dim, void* to, int kv_format);
+  // one head at a slot of a layer's keys, or of its values
+  void (*store_kv)(const float* x, int heads, int head_dim, int head, bool is_value, void* cache, size_t slot, int kv_format);
   void (*attention)(const AttentionTask& task);
   // The same in steps that several threads share, for the n key/value heads of the same rows: the scores of context
   // positions [from, to) (both multiples of 16, or the end; the first also scores the tree nodes), the weights of one

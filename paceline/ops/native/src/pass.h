@@ -131,7 +131,11 @@ class Pass {
 
   size_t slot_elements() const { return kv_slot_elements(c_.kv_format, c_.num_kv_heads, c_.head_dim); }
   size_t slot_bytes() const { return slot_elements() * kv_element_bytes(c_.kv_format); }
-  size_t head_bytes() const { return (c_.head_dim + (c_.kv_format == KV_I16 ? 2 : 0)) * kv_element_bytes(c_.kv_format); }
+  // From one head to the next: of a slot, or of a tile.
+  size_t head_bytes() const {
+    const int elements = c_.kv_format == KV_I16 ? kTile * (c_.head_dim + 2) : c_.head_dim;
+    return elements * kv_element_bytes(c_.kv_format);
+  }
   // The scales of a head, where keys and values are bytes.
   const uint8_t* scales(int layer, int which, int head) const {
     return c_.kv_format == KV_I8 ? kv(layer, which) + (size_t)m_.kv_size() + 4 * head : nullptr;
