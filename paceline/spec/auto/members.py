@@ -10,8 +10,7 @@ its nodes' rows, all as measured. The difference goes to its account, together w
               needs is not computed
     observes  for some steps before its next trial, so that it has something to draft from
     cheap     nothing is kept for it, and it takes less time for a request than a row of the pass does: it is asked
-              request by request, as the controller decides. One that becomes slow is on trial again, and pays for the
-              step that showed it
+              request by request, as the controller decides. One that becomes slow is on trial, with that step's debt
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -19,6 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from paceline.core.tree import DraftTree
+from paceline.lab.slope import Slope
 from paceline.spec.auto.reasons import Inequality, Reason
 from paceline.spec.merge.usefulness import Usefulness
 from paceline.spec.proposer import Budget, Needs, Proposer, RequestPass, union
@@ -43,6 +43,7 @@ class Member:
     price_s: float = 0.0  # of a step in which it is asked, for each request
     level_s: float = 0.0  # of a level of drafting, for all requests
     levels: int = 1  # that it drafts, where it is a model and runs once for each
+    costs: Slope = field(default_factory=Slope)  # of seconds over levels: `level_s`
     next_chance: float = 0.0  # that its token is right if the one before is
     num_judged: int = 0  # steps, since its trial began
     spent_s: float = 0.0  # since the last step was judged
@@ -232,7 +233,7 @@ class MemberChoice(Usefulness):
         if not depth:
             return
         member = self.members[name]
-        member.level_s += weight * (cost_s / depth - member.level_s)
+        member.level_s = member.costs.learn(weight, depth, cost_s)
         member.next_chance += weight * (chance ** (1.0 / depth) - member.next_chance)
         price, path, member.levels = row + member.level_s / tokens_s, member.next_chance**2, 1
         while member.levels < member.needs.lookahead_slots and path > price:
