@@ -93,8 +93,9 @@ void check_rows() {
     both("silu_mul", [&](const Kernels& k, float* to) { k.silu_mul(x.data(), y.data(), n, 1, n, to, n); });
     if (n % 2 == 0) both("rope", [&](const Kernels& k, float* to) { k.rope(to, y.data(), y.data() + n / 2, n); });
     for (int format : {F32, BF16, F16})
-      both("store_kv", [&](const Kernels& k, float* to) { k.store_kv(x.data(), 1, n, to, format); });
-    if (n > 4) both("store_kv of bytes", [&](const Kernels& k, float* to) { k.store_kv(x.data(), 1, n, to, KV_I8); });
+      both("store_kv", [&](const Kernels& k, float* to) { k.store_kv(x.data(), 1, n, 0, false, to, 0, format); });
+    if (n > 4)
+      both("store_kv of bytes", [&](const Kernels& k, float* to) { k.store_kv(x.data(), 1, n, 0, false, to, 0, KV_I8); });
     std::vector<uint32_t> ids(n + 16);
     for (uint32_t& id : ids) id = numbers();
     both("keyed_gumbel", [&](const Kernels& k, float* to) { k.keyed_gumbel(ids.data(), n, 0x123456789abcdefull, to); });
@@ -123,7 +124,7 @@ void check_attention() {
         const std::vector<float> q = normal((size_t)rows * heads * dim), wide = normal((size_t)2 * slots * dim);
         std::vector<uint8_t> cache((size_t)2 * slots * dim * 4 + 64);
         for (int i = 0; i < 2 * slots; i++)
-          kernels_twin.store_kv(wide.data() + (size_t)i * dim, 1, dim, cache.data() + i * slot_bytes(format, dim), format);
+          kernels_twin.store_kv(wide.data() + (size_t)i * dim, 1, dim, 0, false, cache.data(), i, format);
         const size_t half = slots * slot_bytes(format, dim);
         std::vector<int32_t> places(context), node_slots{290, 291, 292}, tail{290, 291, 292}, tail_nodes{0, 1, 2};
         for (int i = 0; i < context; i++) places[i] = (i * 7) % 280;
@@ -148,7 +149,7 @@ void check_attention() {
 
 // Keys and values in 16-bit integers: a task as a whole, and in the steps that threads share.
 void check_integer_attention() {
-  const int heads = 3, slots = 900, nodes = 3;
+  const int heads = 3, slots = 57 * kTile, nodes = 3;
   for (int dim : {64, 48, 128})
     for (int context : {5, 64, 600})
       for (int rows : {1, 3, 9}) {
@@ -159,12 +160,12 @@ void check_integer_attention() {
         for (const Kernels* k : {&FAST, &kernels_twin}) {
           caches[which].assign((size_t)2 * slots * slot + 32, 0);
           for (int i = 0; i < 2 * slots; i++)
-            k->store_kv(wide.data() + (size_t)i * dim, 1, dim, caches[which].data() + (size_t)i * slot, KV_I16);
+            k->store_kv(wide.data() + (size_t)i * dim, 1, dim, 0, i >= slots, caches[which].data(), i, KV_I16);
           which++;
         }
         same("store_kv of 16 bits", dim, caches[0].data(), caches[1].data(), caches[0].size() * 2);
         std::vector<int32_t> places(context), node_slots{890, 891, 892}, tail_nodes{0, 1, 2};
-        for (int i = 0; i < context; i++) places[i] = (i * 7) % 880;
+        for (int i = 0; i < context; i++) places[i] = i / kTile * 7 % 54 * kTile + i % kTile;
         std::vector<KeyList> lists(rows);
         for (int r = 0; r < rows; r++)  // rows that see ever more of the context, then nodes of a chain
           lists[r] = {places.data(), node_slots.data(), tail_nodes.data(), context, 0, context + r % 4};
