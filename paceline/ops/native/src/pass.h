@@ -22,6 +22,7 @@ constexpr int kAttentionRows = 16;  // rows that share one reading of the keys .
 constexpr int kIntegerRows = 32;    // ... where their scores' room does not grow with the context (KV_I16): 16 take 5 % longer
 constexpr int kSpreadRows = 4;      // rows of a request up to which threads share the reading of its keys ...
 constexpr int kSpreadFrom = 512;    // ... from this many on: below, meeting three times more costs what it brings
+constexpr int kTakes = 32;          // times that a thread takes units in a step, about: what is left to share at the end
 constexpr int kChunk = 256;         // positions whose scores are one unit of work
 constexpr int kGroup = 2;           // panels that are multiplied together: 32 outputs, one block of what comes after
 
@@ -88,14 +89,16 @@ class Pass {
       double* profile = p.m_.profile ? p.m_.profile + ((size_t)thread * PL_STEPS + what) * 2 : nullptr;
       const double started = profile ? seconds() : 0.0;
       Taken* now = &p.taken_[(step % 2) * p.threads_];
+      // Taking units waits for all that was stored before: where there are many, several are taken at once.
+      const int grain = std::max(1, n / (kTakes * p.threads_));
       // No thread is in the next step before the barrier below, nor in the last one since the barrier above.
       p.taken_[((step + 1) % 2) * p.threads_ + thread].count.store(0, std::memory_order_relaxed);
       for (int turn = 0; turn < p.threads_; turn++) {
         const int whose = (thread + turn) % p.threads_, end = home(n, whose + 1);
         for (;;) {
-          const int i = home(n, whose) + now[whose].count.fetch_add(1, std::memory_order_relaxed);
-          if (i >= end) break;
-          f(i);
+          const int first = home(n, whose) + now[whose].count.fetch_add(grain, std::memory_order_relaxed);
+          if (first >= end) break;
+          for (int i = first; i < std::min(first + grain, end); i++) f(i);
         }
       }
       step++;
