@@ -188,7 +188,7 @@ PROPOSERS: dict[str, Method] = {
         "paceline.spec.feature.eagle3:Eagle3Proposer",
         "a trained layer on the target's hidden states; the tree grows where it is sure",
         depth=6,
-        nodes=8,
+        nodes=6,
         options=BY_PRICE,
     ),
     "medusa": feature_method(

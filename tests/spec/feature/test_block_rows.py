@@ -110,9 +110,8 @@ def test_a_kept_prompt_comes_back_with_its_drafters_rows(target: DenseTarget, tm
 
 
 def test_rows_that_still_wait_for_a_blocks_last_owner_do_not_overwrite_what_came(target: DenseTarget) -> None:
-    fits = config("eagle3") | {"node_budget": 6}  # whole into a pass of eight rows
-    keys, data = sent(prefilled(target, fits), PROMPT)
-    core = make_core(target, fits, num_blocks=8, max_batched=8)
+    keys, data = sent(prefilled(target, config("eagle3")), PROMPT)
+    core = make_core(target, config("eagle3"), num_blocks=8, max_batched=8)
     assert core.exchange.snapshot() == []
     core.add_request(toy_request("aborted", [40 + i for i in range(19)]))
     core.step()  # eight rows are in the drafter's queue
@@ -123,5 +122,5 @@ def test_rows_that_still_wait_for_a_blocks_last_owner_do_not_overwrite_what_came
     assert core.exchange.commit(ticket, verified) == 4
     core.kv.pool.release(others)
     request, drafted = drafts(core)
-    _, expected = drafts(make_core(target, fits))
+    _, expected = drafts(make_core(target, config("eagle3")))
     assert request.num_cached_tokens == 16 and drafted == expected
