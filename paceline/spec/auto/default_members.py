@@ -1,9 +1,8 @@
 """The members of `auto` where the configuration names none: everything useful that this target has.
 
 The training-free methods work on any target. Where a shipped EAGLE-3 drafter fits the target (it is found by itself) it
-takes the place of `recycling`: both are for text that was not seen before, both have to be tried to know whether they
-pay, and the trained one is right far more often. A drafter with a network takes time for every level it drafts, so it
-gets a short chain; the others cost next to nothing and may fill whatever `auto` may offer.
+takes the place of `recycling`: both are for text that was not seen before, and the trained one is right far more often.
+Its network takes time for every node, so its tree is small; the others may fill whatever `auto` may offer.
 """
 
 import logging
@@ -18,6 +17,7 @@ from paceline.spec.proposer import Budget
 
 logger = logging.getLogger("paceline")
 
+MOST_NODES = 8  # of the trained drafter's tree, before anything is left out that does not pay
 CANNOT_BUILD = (PacelineError, RuntimeError, MemoryError)  # RuntimeError: torch's, out of memory included
 
 
@@ -39,9 +39,9 @@ def available_members(services: EngineParts, largest: Budget) -> list[Speculativ
     members = [_member(method, largest) for method in TRAINING_FREE]
     if not _has_shipped("eagle3", services):
         return members
-    own = SpeculativeConfig.parse({"method": "eagle3"})  # at its default size: a chain as long as it stays likely
+    own = SpeculativeConfig.parse({"method": "eagle3"})
     assert own is not None
-    size = Budget(min(own.node_budget, largest.num_nodes), min(own.num_speculative_tokens, largest.max_depth))
+    size = Budget(min(MOST_NODES, largest.num_nodes), min(own.num_speculative_tokens, largest.max_depth))
     least = own.options["draft_min_prob"]
     return [*[member for member in members if member.method != "recycling"], _member("eagle3", size, least)]
 

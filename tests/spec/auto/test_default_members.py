@@ -41,7 +41,7 @@ def test_the_shipped_drafter_is_a_member_where_it_fits_the_target(smollm2_float3
     services = EngineParts(vocab_size=49152, max_model_len=64, decoder=smollm2_float32.decoder)  # type: ignore[arg-type]
     members = available_members(services, Budget(24, 16))
     assert [member.method for member in members] == ["prediction", "grammar", "suffix", "eagle3"]
-    assert members[-1].node_budget == 6 and members[0].node_budget == 24
+    assert members[-1].node_budget == 8 and members[0].node_budget == 24
     small = available_members(services, Budget(2, 2))
     assert {member.node_budget for member in small} == {2}
 
