@@ -17,7 +17,6 @@ from paceline.spec.proposer import Budget
 
 logger = logging.getLogger("paceline")
 
-MOST_NODES = 8  # of the trained drafter's tree, before anything is left out that does not pay
 CANNOT_BUILD = (PacelineError, RuntimeError, MemoryError)  # RuntimeError: torch's, out of memory included
 
 
@@ -41,7 +40,8 @@ def available_members(services: EngineParts, largest: Budget) -> list[Speculativ
         return members
     own = SpeculativeConfig.parse({"method": "eagle3"})
     assert own is not None
-    size = Budget(min(MOST_NODES, largest.num_nodes), min(own.num_speculative_tokens, largest.max_depth))
+    nodes = min(own.options["draft_width"], largest.num_nodes)  # as many as a level has paths; some are left out later
+    size = Budget(nodes, min(own.num_speculative_tokens, largest.max_depth))
     least = own.options["draft_min_prob"]
     return [*[member for member in members if member.method != "recycling"], _member("eagle3", size, least)]
 
