@@ -258,7 +258,12 @@ int32_t pl_move_slots(void* kv_cache, int32_t layers, int64_t num_slots, int32_t
   for (int i = 0; i < n; i++)
     if (std::min(sources[i], targets[i]) < 0 || std::max(sources[i], targets[i]) >= num_slots) return PL_BAD_SLOT;
   const size_t head_size = kTile * (size_t)(head_dim + 2), tile_size = kv_heads * head_size;
-  std::vector<int16_t> held((size_t)n * (head_dim + 2));
+  std::vector<int16_t> held;
+  try {
+    held.resize((size_t)n * (head_dim + 2));
+  } catch (const std::bad_alloc&) {
+    return PL_NO_MEMORY;
+  }
   for (int64_t part = 0; part < 2 * (int64_t)layers * kv_heads; part++) {
     const bool is_value = part / kv_heads % 2;
     int16_t* heads = (int16_t*)kv_cache + part / kv_heads * num_slots * kv_heads * (head_dim + 2) + part % kv_heads * head_size;

@@ -106,12 +106,6 @@ inline void vstore_ints(int32_t* p, vi x) {
   _mm256_storeu_si256((__m256i*)p, x.a);
   _mm256_storeu_si256((__m256i*)(p + 8), x.b);
 }
-inline vi vload_half_ints(const int16_t* p) { return {_mm256_loadu_si256((const __m256i*)p), _mm256_setzero_si256()}; }
-inline __m256i pairs_half(const int16_t* p, const int16_t* q) {
-  const __m256i low = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
-  return _mm256_or_si256(low, _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)q)), 16));
-}
-inline vi vload_pairs(const int16_t* p, const int16_t* q) { return {pairs_half(p, q), pairs_half(p + 8, q + 8)}; }
 inline vi dot2_s16(vi acc, vi x, vi y) {
   return {_mm256_add_epi32(acc.a, _mm256_madd_epi16(x.a, y.a)), _mm256_add_epi32(acc.b, _mm256_madd_epi16(x.b, y.b))};
 }

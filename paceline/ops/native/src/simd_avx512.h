@@ -79,14 +79,6 @@ inline void vstore_i16s(int16_t* p, vi a, vi b) {  // both, one after the other
   _mm512_storeu_si512(p, _mm512_permutex2var_epi16(a, even, b));
 }
 inline void vstore_ints(int32_t* p, vi a) { _mm512_storeu_si512(p, a); }
-inline vi vload_half_ints(const int16_t* p) {  // eight lanes, and zeros
-  return _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i*)p));
-}
-inline vi vload_pairs(const int16_t* p, const int16_t* q) {  // lane i: p[i] and q[i]
-  const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
-  const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)q));
-  return _mm512_or_si512(low, _mm512_slli_epi32(high, 16));
-}
 // += the two products of a lane. In assembly, because GCC 12 moves the sums of a loop between registers and memory.
 inline vi dot2_s16(vi acc, vi a, vi b) {
   asm("vpdpwssd %2, %1, %0" : "+v"(acc) : "v"(a), "v"(b));

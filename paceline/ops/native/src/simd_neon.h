@@ -106,15 +106,6 @@ inline void vstore_i8(int8_t* p, vi a) {
 inline void vstore_i16(int16_t* p, vi a) { for (int i = 0; i < 4; i++) vst1_s16(p + 4 * i, vmovn_s32(a.v[i])); }
 inline void vstore_i16s(int16_t* p, vi a, vi b) { vstore_i16(p, a); vstore_i16(p + 16, b); }
 inline void vstore_ints(int32_t* p, vi a) { for (int i = 0; i < 4; i++) vst1q_s32(p + 4 * i, a.v[i]); }
-inline vi vload_half_ints(const int16_t* p) {
-  return each<vi>([&](int i) { return i < 2 ? vreinterpretq_s32_s16(vld1q_s16(p + 8 * i)) : vdupq_n_s32(0); });
-}
-inline vi vload_pairs(const int16_t* p, const int16_t* q) {
-  return each<vi>([&](int i) {
-    const int16x4_t a = vld1_s16(p + 4 * i), b = vld1_s16(q + 4 * i);
-    return vreinterpretq_s32_s16(vcombine_s16(vzip1_s16(a, b), vzip2_s16(a, b)));
-  });
-}
 inline vi dot2_s16(vi acc, vi a, vi b) {
   return each<vi>([&](int i) {
     const int16x8_t x = vreinterpretq_s16_s32(a.v[i]), y = vreinterpretq_s16_s32(b.v[i]);

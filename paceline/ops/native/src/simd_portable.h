@@ -77,12 +77,6 @@ inline void vstore_i16(int16_t* p, vi a) {
 }
 inline void vstore_i16s(int16_t* p, vi a, vi b) { vstore_i16(p, a); vstore_i16(p + 16, b); }
 inline void vstore_ints(int32_t* p, vi a) { memcpy(p, &a, 64); }
-inline vi vload_half_ints(const int16_t* p) { vi a{}; memcpy(&a, p, 32); return a; }
-inline vi vload_pairs(const int16_t* p, const int16_t* q) {
-  vi r{};
-  for (int i = 0; i < 16; i++) r[i] = (int32_t)((uint32_t)(uint16_t)q[i] << 16 | (uint16_t)p[i]);
-  return r;
-}
 inline vi dot2_s16(vi acc, vi a, vi b) {
   for (int i = 0; i < 16; i++)
     acc[i] += (int32_t)(int16_t)a[i] * (int16_t)b[i] + (a[i] >> 16) * (b[i] >> 16);
