@@ -50,6 +50,7 @@ class ToyDecoder:
     device = torch.device("cpu")
     batch_invariant = True
     draws_tokens = False
+    finds_likeliest = True
     num_threads = None
     handle = None
 
@@ -74,7 +75,9 @@ class ToyDecoder:
         kv_cache[0, 1, slots, 0, 0] = batch.positions.float()
         logits = [self.logits(self._attended(batch, kv_cache, row)) for row in batch.logits_rows.tolist()]
         hidden = torch.zeros(batch.num_rows, len(hidden_layers), 1) if hidden_layers else None
-        return ForwardOutput(torch.stack(logits) if logits else torch.zeros(0, VOCAB), hidden)
+        tokens = [int(row.argmax()) if row.isfinite().all() else None for row in logits]
+        rows = torch.stack(logits) if logits else torch.zeros(0, VOCAB)
+        return ForwardOutput(rows, hidden, tokens if batch.wants_likeliest else None)
 
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         return ids[:, None].float() / VOCAB + 0.1

@@ -46,18 +46,18 @@ class RequestRows:
         return len(self.token_ids) + len(self.nodes.token_ids)
 
 
-def pack(entries: Sequence[RequestRows], block_size: int) -> ForwardBatch:
+def pack(entries: Sequence[RequestRows], block_size: int, *, wants_likeliest: bool = False) -> ForwardBatch:
     """On the host: a decoder brings it to its device, in the way that it does that best."""
-    num_rows = sum(entry.num_rows for entry in entries)
-    max_blocks = max(len(entry.block_ids) for entry in entries)
-    rows = np.empty((7, num_rows), dtype=np.int32)
-    token_ids, positions, slots, context_lens, parents, is_node, req_ids = rows
+    num_rows = sum([entry.num_rows for entry in entries])
+    max_blocks = max([len(entry.block_ids) for entry in entries])
+    rows = np.empty((6, num_rows), dtype=np.int32)
+    token_ids, positions, slots, context_lens, parents, req_ids = rows
+    is_node = np.zeros(num_rows, dtype=np.bool_)
     block_tables = np.zeros((len(entries), max_blocks), dtype=np.int32)
     cu_query = np.zeros(len(entries) + 1, dtype=np.int32)
     wanted: list[int] = []
     follows: list[tuple[int, int]] = []
     parents.fill(-1)
-    is_node.fill(0)
     begin = 0
     for i, entry in enumerate(entries):
         num_tokens = entry.start + len(entry.token_ids)
@@ -85,7 +85,7 @@ def pack(entries: Sequence[RequestRows], block_size: int) -> ForwardBatch:
             token_ids[middle:end] = entry.nodes.token_ids
             node_parents = np.asarray(entry.nodes.parents, dtype=np.int32)
             parents[middle:end] = np.where(node_parents < 0, -1, node_parents + middle)
-            is_node[middle:end] = 1
+            is_node[middle:end] = True
             depths = np.asarray(entry.nodes.depths(), dtype=np.int32)
             if entry.nodes_at is None:
                 positions[middle:end] = depths + (num_tokens - 1)
@@ -97,18 +97,20 @@ def pack(entries: Sequence[RequestRows], block_size: int) -> ForwardBatch:
                 context_lens[middle:end] = entry.nodes_at.contexts
                 slots[middle:end] = entry.nodes_at.slots
         begin = end
+    of_rows = torch.from_numpy(rows).unbind()
     return ForwardBatch(
-        token_ids=torch.from_numpy(token_ids),
-        positions=torch.from_numpy(positions),
-        slot_mapping=torch.from_numpy(slots),
-        context_lens=torch.from_numpy(context_lens),
-        parents=torch.from_numpy(parents),
-        is_node=torch.from_numpy(is_node).bool(),
-        req_ids=torch.from_numpy(req_ids),
+        token_ids=of_rows[0],
+        positions=of_rows[1],
+        slot_mapping=of_rows[2],
+        context_lens=of_rows[3],
+        parents=of_rows[4],
+        is_node=torch.from_numpy(is_node),
+        req_ids=of_rows[5],
         block_tables=torch.from_numpy(block_tables),
         cu_query=torch.from_numpy(cu_query),
         logits_rows=torch.from_numpy(np.asarray(wanted, dtype=np.int32)),
         block_size=block_size,
+        wants_likeliest=wants_likeliest,
         follows=_follows(follows, num_rows) if follows else None,
     )
 

@@ -5,7 +5,8 @@ somebody reads: the last token's and the nodes' (and every prompt row where prom
 
 A model may draw the tokens of these rows by itself (`Decoder.draws_tokens`). It does so for every request whose options
 are greedy or a temperature alone, whatever the others in the pass ask for, so that one and the same code always draws a
-request's tokens; logits are then written only where somebody needs them.
+request's tokens; logits are then written only where somebody needs them. One that only finds the likeliest token
+(`Decoder.finds_likeliest`) does so for greedy requests, beside its logits.
 """
 
 from collections.abc import Sequence
@@ -69,6 +70,8 @@ class LaunchedRows:
             tokens[end - 1 - len(entry.draft.token_ids) : end] if by_model else None
             for entry, end, by_model in zip(self.scheduled, ends, self.is_drawn, strict=True)
         ]
+        if self.batch.wants_likeliest and None in tokens:
+            drawn = [None if mine is None or None in mine else mine for mine in drawn]  # the logits say why
         return PassOutput(
             output.logits,
             output.hidden,
@@ -98,11 +101,16 @@ class ModelRunner:
         """Start a pass; `collect` waits for it. Only a padded decoder comes back before the pass is done."""
         drawn_at = {} if before is None else before.drawn_at()
         entries = [_rows(entry, drawn_at.get(entry.request.request_id, -1)) for entry in scheduled]
-        batch = pack(entries, self.block_size)
-        is_drawn = [False] * len(scheduled)
-        if draws_tokens and self.model.draws_tokens:
-            vocab_size = self.model.config.vocab_size
-            is_drawn = [entry.reaches_end and drawn_from_logits_alone(entry.request, vocab_size) for entry in scheduled]
+        model, vocab_size = self.model, self.model.config.vocab_size
+        is_drawn = [
+            draws_tokens
+            and entry.reaches_end
+            and (model.draws_tokens or (model.finds_likeliest and entry.request.sampling_params.greedy))
+            and drawn_from_logits_alone(entry.request, vocab_size)
+            for entry in scheduled
+        ]
+        batch = pack(entries, self.block_size, wants_likeliest=model.finds_likeliest and any(is_drawn))
+        if draws_tokens and model.draws_tokens:
             wants_logits = wants_logits or any(
                 rows.num_wanted > (1 + len(entry.draft) if drawn else 0)
                 for entry, rows, drawn in zip(scheduled, entries, is_drawn, strict=True)

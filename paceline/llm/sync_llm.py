@@ -2,12 +2,8 @@
 
 import itertools
 import logging
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from paceline.core.foreign_options import CALL, ENGINE, take_foreign
@@ -20,6 +16,7 @@ from paceline.engine.config import EngineConfig
 from paceline.engine.job import Job
 from paceline.engine.processor import Prompt
 from paceline.errors import InvalidOptionError, InvalidRequestError
+from paceline.llm.interrupts import Interrupts
 from paceline.llm.metrics import FinishedRequests, Gauge, Metric, speculation_metrics
 from paceline.llm.profile import Profiler, ProfilerConfig
 from paceline.models.generation_config import sampling_defaults
@@ -290,13 +287,12 @@ class LLM:
             for job in jobs:
                 job.start(core)
             unfinished = list(jobs)
-            while unfinished:
-                if unfinished[-1].finished:
-                    unfinished.pop()
-                    continue
-                with _interrupt_after():
-                    updated = core.step()
-                yield bool(updated)
+            with Interrupts() as interrupts:
+                while unfinished:
+                    if unfinished[-1].finished:
+                        unfinished.pop()
+                        continue
+                    yield bool(interrupts.after(core.step))
         finally:
             for job in jobs:
                 job.abort(core)
@@ -317,26 +313,3 @@ def with_shorthands(given: Speculative, shorthands: Mapping[str, Any]) -> Specul
     if isinstance(given, SpeculativeConfig):
         raise InvalidOptionError(f"give {', '.join(said)} in the SpeculativeConfig itself")
     return {**(given or {}), **said}
-
-
-@contextmanager
-def _interrupt_after() -> Iterator[None]:
-    """Ctrl-C waits for the step to end, so that it never leaves a step half done. A second one does not wait."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    pressed = False
-
-    def on_interrupt(number: int, frame: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    previous = signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-    if pressed:
-        raise KeyboardInterrupt

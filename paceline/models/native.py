@@ -40,6 +40,7 @@ NATIVE_PARTS = frozenset({"layers without rotary embedding"})  # of `ModelConfig
 QUANTIZATIONS = ("int8", "gguf", "checkpoint")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 KV_INT16_STEP = 16  # dimensions of a head that one register holds
+# Of a ForwardBatch, in the order in which the native `Batch` has them.
 BATCH_INTS = (
     "token_ids",
     "positions",
@@ -57,6 +58,7 @@ class NativeDecoder:
     device = torch.device("cpu")
     batch_invariant = True
     draws_tokens = False
+    finds_likeliest = True
     hidden_dtype = torch.float32
 
     def __init__(
@@ -90,10 +92,12 @@ class NativeDecoder:
                 f"int16 keys and values need heads of a multiple of {KV_INT16_STEP} numbers, but this model's have "
                 f"{config.head_dim}: leave kv_cache_dtype out"
             )
+        self._head_elements = head_elements(config, self.dtype)
         self.quantization = quantization
         self.num_threads = num_threads or default_num_threads()
         self._threads_used = self.num_threads
         self._library = library()
+        self._all_layers = _as_ints(range(config.num_layers))
         self._model = self._new_model()
         weakref.finalize(self, self._library.pl_model_free, self._model)
         self.weights = NativeWeights(self._model, config, dtype, quantization)
@@ -138,37 +142,41 @@ class NativeDecoder:
         """One pass. `layers` runs only these; the stream passes the others unchanged."""
         config, rows = self.config, batch.num_rows
         self._check(kv_cache, hidden_layers, layers)
-        logits = torch.empty(len(batch.logits_rows), config.vocab_size)
+        num_logits = batch.logits_rows.shape[0]
+        logits = torch.empty(num_logits, config.vocab_size)
         hidden = torch.empty(rows, len(hidden_layers), config.hidden_size) if hidden_layers else None
-        run = sorted(set(range(config.num_layers) if layers is None else layers))
-        ints = {name: getattr(batch, name).to(torch.int32).contiguous() for name in BATCH_INTS}
-        is_node = batch.is_node.contiguous()
+        tokens = (ctypes.c_int32 * num_logits)() if batch.wants_likeliest else None
+        run = self._all_layers if layers is None else _as_ints(sorted(set(layers)))
+        ints = [_as_int32(getattr(batch, name)) for name in BATCH_INTS]
+        is_node, wanted_hidden = batch.is_node.contiguous(), _as_ints(hidden_layers)
+        num_requests, max_blocks = batch.block_tables.shape
         native = Batch(
-            num_rows=rows,
-            num_requests=batch.block_tables.shape[0],
-            max_blocks=batch.block_tables.shape[1],
-            block_size=batch.block_size,
-            num_logits=logits.shape[0],
-            num_hidden=len(hidden_layers),
-            num_run_layers=len(run),
-            num_slots=kv_cache.shape[2],
-            is_node=is_node.data_ptr(),
-            hidden_layers=ctypes.cast((ctypes.c_int32 * len(hidden_layers))(*hidden_layers), ctypes.c_void_p),
-            run_layers=ctypes.cast((ctypes.c_int32 * len(run))(*run), ctypes.c_void_p),
-            kv_cache=kv_cache.data_ptr(),
-            logits=logits.data_ptr(),
-            hidden=None if hidden is None else hidden.data_ptr(),
-            **{name: tensor.data_ptr() for name, tensor in ints.items()},
+            rows,
+            num_requests,
+            max_blocks,
+            batch.block_size,
+            num_logits,
+            len(hidden_layers),
+            len(run),
+            kv_cache.shape[2],
+            *[tensor.data_ptr() for tensor in ints],
+            is_node.data_ptr(),
+            ctypes.addressof(wanted_hidden),
+            ctypes.addressof(run),
+            kv_cache.data_ptr(),
+            logits.data_ptr(),
+            None if hidden is None else hidden.data_ptr(),
+            None if tokens is None else ctypes.addressof(tokens),
         )
         self._use_threads(threads_left(self.num_threads))
         status = self._library.pl_forward(self._model, ctypes.byref(native))
         if status:
             raise InvalidRequestError(f"the pass was not run: {STATUS[status]}")
-        return ForwardOutput(logits, hidden)
+        return ForwardOutput(logits, hidden, None if tokens is None else [None if one < 0 else one for one in tokens])
 
     def _check(self, kv_cache: Tensor, hidden_layers: Sequence[int], layers: Sequence[int] | None) -> None:
         config = self.config
-        expected = (config.num_layers, 2, kv_cache.shape[2], config.num_kv_heads, head_elements(config, self.dtype))
+        expected = (config.num_layers, 2, kv_cache.shape[2], config.num_kv_heads, self._head_elements)
         if kv_cache.dtype != self.dtype or tuple(kv_cache.shape) != expected or not kv_cache.is_contiguous():
             raise InvalidOptionError(
                 f"the KV cache must be contiguous {self.dtype} of shape {expected}; "
@@ -212,6 +220,15 @@ class NativeDecoder:
 
 def has_int16_keys(config: ModelConfig) -> bool:
     return config.head_dim % KV_INT16_STEP == 0
+
+
+def _as_ints(numbers: Sequence[int]) -> "ctypes.Array[ctypes.c_int32]":
+    return (ctypes.c_int32 * len(numbers))(*numbers)
+
+
+def _as_int32(tensor: Tensor) -> Tensor:
+    is_ready = tensor.dtype == torch.int32 and tensor.is_contiguous()  # as `pack` makes it
+    return tensor if is_ready else tensor.to(torch.int32).contiguous()
 
 
 def _name(dtype: torch.dtype) -> str:

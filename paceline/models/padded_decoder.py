@@ -117,6 +117,7 @@ class PlainRows(NamedTuple):
 
 class PaddedDecoder:
     draws_tokens = True
+    finds_likeliest = False
 
     def __init__(
         self,

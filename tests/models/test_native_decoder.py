@@ -231,6 +231,49 @@ def test_only_wanted_logits_are_given() -> None:
     assert run(decoder, none, pool.num_slots).shape == (0, decoder.config.vocab_size)
 
 
+@pytest.mark.parametrize("path", PATHS, ids=str)
+def test_rows_without_logits_may_leave_in_the_last_layer(path: tuple[str, str | None], instruction_set: str) -> None:
+    """Those whose logits are wanted, keys, values and hidden states are as if all were."""
+    decoder = bit_decoder(path)
+    pool = Pool(4, 90)
+    long, short = tokens(decoder.config, 70), tokens(decoder.config, 9, seed=2)
+    parts = Rows(0, 0, long), Rows(1, 0, short, TREE), Rows(2, 0, short[:1]), Rows(3, 0, long[:33])
+    every = pool.batch(*parts)
+    tree = range(78, 86)  # the second prompt's last row, and its nodes
+    for wanted in ([69, *tree, 86, 119], [*tree], [0, *tree, 86], [69, 78, 119], [68, 70, *tree], [119], [118, 119]):
+        some = replace(every, logits_rows=torch.tensor(wanted, dtype=torch.int32))
+        for hidden_layers in ((), (0, 1), (1, 2, 3)):
+            caches = [kv_cache(decoder, pool.num_slots) for _ in range(2)]
+            all_rows = decoder.forward(every, caches[0], hidden_layers=hidden_layers)
+            found = decoder.forward(some, caches[1], hidden_layers=hidden_layers)
+            assert torch.equal(found.logits, all_rows.logits[wanted]), wanted
+            assert torch.equal(caches[1], caches[0]), wanted
+            assert not hidden_layers or torch.equal(found.hidden, all_rows.hidden), wanted  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("vocab_size", [16, 63, 64, 200, 1000])
+def test_the_likeliest_tokens_are_found_on_the_way(vocab_size: int, instruction_set: str) -> None:
+    config = small_config("llama", vocab_size=vocab_size, tie_word_embeddings=False)
+    weights = random_weights(config)
+    head = weights["lm_head.weight"]
+    head[vocab_size // 2] = head[3]  # ties: the first one is meant
+    prompt = tokens(config, 20)
+    pool = Pool(1, 80)
+    batch = replace(pool.batch(Rows(0, 0, prompt, DraftTree([3, 4], [-1, 0]))), wants_likeliest=True)
+    decoder = NativeDecoder(config, weights)
+    output = decoder.forward(batch, kv_cache(decoder, pool.num_slots))
+    assert output.tokens == output.logits.argmax(-1).tolist()
+    for value in (torch.nan, torch.inf, -torch.inf):
+        spoilt = weights | {"lm_head.weight": head.clone()}
+        spoilt["lm_head.weight"][vocab_size - 1] = value
+        decoder = NativeDecoder(config, spoilt)
+        found = decoder.forward(batch, kv_cache(decoder, pool.num_slots))
+        finite = found.logits.isfinite().all(-1).tolist()
+        best = found.logits.argmax(-1).tolist()
+        assert found.tokens == [token if fine else None for token, fine in zip(best, finite, strict=True)]
+        assert not all(finite)
+
+
 def test_an_empty_pass_gives_nothing() -> None:
     decoder = bit_decoder(("float32", None))
     zeros = torch.zeros(0, dtype=torch.int32)

@@ -16,7 +16,7 @@ POINTERS = {"weight": "*i16", "scales": "*i32"}
 def compiled(form: int, group: int, rows: int, warps: int) -> str:
     constants = {
         "K": 1536, "HAS_BIAS": False, "NORM": 2 if rows == 16 else 3, "EXACT": False, "ROWS": rows, "OUT": 64,
-        "IN": 32, "FORMAT": form, "GROUP": group, "PDL": 0,
+        "IN": 32, "OUTS_FIRST": False, "FORMAT": form, "GROUP": group, "PDL": 0,
     }  # fmt: skip
     numbers = {"num_rows": "i32", "size": "i32", "eps": "fp32"}
     names = list(_gate_up_kernel.arg_names)

@@ -69,8 +69,8 @@ class Batch(ctypes.Structure):
         *((name, c_int32) for name in ("num_logits", "num_hidden", "num_run_layers")),
         ("num_slots", c_int64),
         *((name, c_void_p) for name in ("token_ids", "positions", "slot_mapping", "context_lens", "parents")),
-        *((name, c_void_p) for name in ("req_ids", "is_node", "block_tables", "cu_query", "logits_rows")),
-        *((name, c_void_p) for name in ("hidden_layers", "run_layers", "kv_cache", "logits", "hidden")),
+        *((name, c_void_p) for name in ("req_ids", "block_tables", "cu_query", "logits_rows", "is_node")),
+        *((name, c_void_p) for name in ("hidden_layers", "run_layers", "kv_cache", "logits", "hidden", "tokens")),
     ]
 
 

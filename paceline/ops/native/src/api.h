@@ -32,11 +32,13 @@ struct PlBatch {
   int32_t num_rows, num_requests, max_blocks, block_size, num_logits, num_hidden, num_run_layers;
   int64_t num_slots;
   const int32_t *token_ids, *positions, *slot_mapping, *context_lens, *parents, *req_ids;  // [rows]
-  const uint8_t* is_node;                                                                  // [rows]
-  const int32_t *block_tables, *cu_query, *logits_rows, *hidden_layers, *run_layers;
+  const int32_t *block_tables, *cu_query, *logits_rows;
+  const uint8_t* is_node;  // [rows]
+  const int32_t *hidden_layers, *run_layers;
   void* kv_cache;  // [layers][2][slots][kv heads][head_dim], or as KV_I8 says
   float* logits;   // [num_logits][vocab]
   float* hidden;   // [rows][num_hidden][hidden_size]
+  int32_t* tokens;  // [num_logits]: the first of the largest logits, -1 where any is not finite; or null
 };
 
 enum PlStatus { PL_OK, PL_BAD_TOKEN, PL_BAD_SLOT, PL_BAD_ROW, PL_BAD_FORMAT, PL_NO_MEMORY, PL_INCOMPLETE, PL_BAD_TILES };

@@ -19,7 +19,7 @@ int num_qkv_groups(const Layer& layer) { return num_groups(layer.q) + num_groups
 
 const void* Pass::Worker::start_of(const Layer& layer) const {
   const int n = num_qkv_groups(layer);
-  const QkvGroup first = qkv_group(p.m_, layer, home_begin(p.tiles_ * n) % n);
+  const QkvGroup first = qkv_group(p.m_, layer, home_begin(tiles * n) % n);
   return group_data(*first.matrix, first.group);
 }
 
@@ -28,8 +28,8 @@ void Pass::Worker::run() {
   for (int i = 0, next = 0; i < p.c_.num_layers; i++) {
     capture(i);
     if (next == p.b_.num_run_layers || p.b_.run_layers[next] != i) continue;
-    next++;
-    layer(i, next < p.b_.num_run_layers ? start_of(p.m_.layers[p.b_.run_layers[next]]) : start_of(p.m_.head));
+    const bool is_last = ++next == p.b_.num_run_layers;
+    layer(i, is_last, is_last ? start_of(p.m_.head) : start_of(p.m_.layers[p.b_.run_layers[next]]));
   }
   capture(p.c_.num_layers);
   capture(p.c_.num_layers + 1);
@@ -61,14 +61,15 @@ void Pass::Worker::capture(int id) {
   }
 }
 
-void Pass::Worker::layer(int index, const void* after) {
+void Pass::Worker::layer(int index, bool is_last, const void* after) {
   const Layer& layer = p.m_.layers[index];
-  norm_rows(layer.input_norm, nullptr, p.b_.num_rows, is_quantized(layer.v.format));
+  norm_rows(layer.input_norm, nullptr, rows, is_quantized(layer.v.format));
   project_qkv(layer, start_of(layer.o));
   rotate_and_store(layer, index);
-  attend(layer, index);
+  attend(layer, index, is_last);
+  if (is_last) keep_wanted_rows();
   project_add(PL_STEP_O, layer.o, p.m_.attended, start_of(layer.gate));
-  norm_rows(layer.post_norm, nullptr, p.b_.num_rows);
+  norm_rows(layer.post_norm, nullptr, rows);
   gate_up(layer, start_of(layer.down));
   project_add(PL_STEP_DOWN, layer.down, p.m_.activated, after);
 }
@@ -93,10 +94,10 @@ static void add_bias(const Matrix& w, int panel, int panels, int rows, float* ou
 }
 
 void Pass::Worker::project_qkv(const Layer& layer, const void* after) {
-  const int groups = num_qkv_groups(layer), n = p.tiles_ * groups, width = p.m_.qkv_size();
+  const int groups = num_qkv_groups(layer), n = tiles * groups, width = p.m_.qkv_size();
   share(PL_STEP_QKV, n, [&](int i) {
     const QkvGroup at = qkv_group(p.m_, layer, i % groups);
-    const int row = p.tile_begin(i / groups), rows = p.tile_begin(i / groups + 1) - row;
+    const int row = tile_begin(i / groups), rows = tile_begin(i / groups + 1) - row;
     const int panel = at.group * kGroup, panels = std::min(kGroup, at.matrix->num_panels - panel);
     const void* next = after;
     if (!is_last_at_home(i, n) && i + 1 < n) {
@@ -116,12 +117,12 @@ void Pass::Worker::rotate_and_store(const Layer& layer, int index) {
   const int dim = p.c_.head_dim, half = dim / 2, heads = p.c_.num_heads, kv_heads = p.c_.num_kv_heads;
   // A head of a tile of rows: keys of one head lie together (KV_I16), and two threads should not write to one cache line.
   const int units = heads + 2 * kv_heads;
-  share(PL_STEP_ROTATE, p.tiles_ * units, [&](int i) {
-    const int h = i % units, kv_head = (h - heads) % kv_heads, end = p.tile_begin(i / units + 1);
+  share(PL_STEP_ROTATE, tiles * units, [&](int i) {
+    const int h = i % units, kv_head = (h - heads) % kv_heads, end = tile_begin(i / units + 1);
     const bool is_query = h < heads, is_value = h >= heads + kv_heads;
     const int column = is_query ? h * dim : is_value ? p.m_.v_begin() : p.m_.k_begin() + kv_head * dim;
     const float* norm = is_query ? layer.q_norm : layer.k_norm;
-    for (int row = p.tile_begin(i / units); row < end; row++) {
+    for (int row = tile_begin(i / units); row < end; row++) {
       float* at = p.m_.qkv.get() + (size_t)row * p.m_.qkv_size();
       float* head = at + column;
       if (!is_value) {
@@ -136,11 +137,22 @@ void Pass::Worker::rotate_and_store(const Layer& layer, int index) {
   });
 }
 
+// The stream's rows whose logits are wanted become the first ones. Nobody reads it before the next barrier.
+void Pass::Worker::keep_wanted_rows() {
+  if (!p.drops_rows_) return;
+  rows = p.b_.num_logits, tiles = p.num_tiles(rows);
+  const size_t size = p.c_.hidden_size;
+  share(PL_STEP_ATTEND, 1, [&](int) {
+    for (int i = 0; i < rows; i++)
+      if (p.b_.logits_rows[i] != i) memcpy(p.m_.x.get() + i * size, p.m_.x.get() + p.b_.logits_rows[i] * size, size * 4);
+  });
+}
+
 // x += w * activations (+ bias)
 void Pass::Worker::project_add(PlStep what, const Matrix& w, const Activations& x, const void* after) {
-  const int groups = num_groups(w), n = p.tiles_ * groups, width = kGroup * kPanel;
+  const int groups = num_groups(w), n = tiles * groups, width = kGroup * kPanel;
   share(what, n, [&](int i) {
-    const int row = p.tile_begin(i / groups), rows = p.tile_begin(i / groups + 1) - row;
+    const int row = tile_begin(i / groups), rows = tile_begin(i / groups + 1) - row;
     const int panel = i % groups * kGroup, panels = std::min(kGroup, w.num_panels - panel);
     const int columns = std::min(width, w.n - panel * kPanel);
     const void* next = is_last_at_home(i, n) ? after : group_data(w, (i + 1) % groups);
@@ -157,10 +169,10 @@ void Pass::Worker::project_add(PlStep what, const Matrix& w, const Activations& 
 // activated = silu(gate) * up, a block of 32 columns at a time so that it can be quantized on the spot
 void Pass::Worker::gate_up(const Layer& layer, const void* after) {
   const Activations& out = p.m_.activated;
-  const int groups = num_groups(layer.gate), n = p.tiles_ * groups, width = kGroup * kPanel;
+  const int groups = num_groups(layer.gate), n = tiles * groups, width = kGroup * kPanel;
   float *gate = scratch(), *up = gate + kRowTile * width, *made = up + kRowTile * width;
   share(PL_STEP_GATE_UP, n, [&](int i) {
-    const int row = p.tile_begin(i / groups), rows = p.tile_begin(i / groups + 1) - row, group = i % groups;
+    const int row = tile_begin(i / groups), rows = tile_begin(i / groups + 1) - row, group = i % groups;
     const int panel = group * kGroup, panels = std::min(kGroup, layer.gate.num_panels - panel);
     const int columns = std::min(width, layer.gate.n - panel * kPanel);
     const void* next = is_last_at_home(i, n) ? after : group_data(layer.gate, (i + 1) % groups);
@@ -176,7 +188,7 @@ void Pass::Worker::gate_up(const Layer& layer, const void* after) {
 }
 
 void Pass::Worker::logits() {
-  norm_rows(p.m_.final_norm, p.b_.logits_rows, p.b_.num_logits);
+  norm_rows(p.m_.final_norm, p.drops_rows_ ? nullptr : p.b_.logits_rows, p.b_.num_logits);
   const Matrix& w = p.m_.head;
   const int n = num_groups(w), rows = p.b_.num_logits;
   if (!rows) return;
@@ -193,6 +205,8 @@ void Pass::Worker::logits() {
       memcpy(out + (size_t)row * w.n, scratch(), (size_t)(w.n - panel * kPanel) * 4);
     }
   });
+  if (!p.b_.tokens) return;
+  share(PL_STEP_LOGITS, rows, [&](int row) { p.b_.tokens[row] = p.k_.likeliest(p.b_.logits + (size_t)row * w.n, w.n); });
 }
 
 void run_pass(PlModel& model, const PlBatch& batch) { Pass(model, batch).run(); }

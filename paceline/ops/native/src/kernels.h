@@ -137,6 +137,7 @@ struct Kernels {
   void (*weigh)(const AttentionTask& task, int query);
   void (*add_dimensions)(const AttentionTask* tasks, int n, int from, int to);
   int (*argmax)(const float* x, int n);
+  int (*likeliest)(const float* x, int n);  // the same, or -1 where any is not finite
   // the k largest, largest first, and their log-softmax over all n; the lower index first where they tie
   void (*top_log_probs)(const float* x, int n, int k, int32_t* ids, float* log_probs);
   // the Gumbel noise named by `key`, for the ids whose constants (ops/random.py) these are

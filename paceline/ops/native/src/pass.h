@@ -36,6 +36,7 @@ inline double seconds() {
 struct AttentionItem {
   int row, rows, kv_head;
   int first_node, num_nodes;  // the rows' ancestors are among these rows of the pass
+  int to;                     // the row that the first one's output becomes
 };
 
 // A request's attention shared by all threads, over its context rather than over its heads.
@@ -58,6 +59,7 @@ class Pass {
     build_key_lists();
     build_attention_items();
     build_spread();
+    build_last_items();
     reserve();
   }
 
@@ -77,6 +79,7 @@ class Pass {
     Pass& p;
     int thread;
     Team& team;
+    int rows = p.b_.num_rows, tiles = p.tiles_;  // that later steps work on
     int step = 0;
 
     int home(int n, int of) const { return (int)((int64_t)n * of / p.threads_); }
@@ -112,12 +115,13 @@ class Pass {
 
     void run();
     void embed();
-    void layer(int index, const void* after);
+    void layer(int index, bool is_last, const void* after);
     void capture(int id);
     void norm_rows(const float* weight, const int32_t* rows, int n, bool wide = false);
     void project_qkv(const Layer& layer, const void* after);
     void rotate_and_store(const Layer& layer, int index);
-    void attend(const Layer& layer, int index);
+    void attend(const Layer& layer, int index, bool is_last);
+    void keep_wanted_rows();
     void attend_spread(int index);
     std::vector<AttentionTask> spread_tasks(const SpreadItem& item, int index) const;
     void project_add(PlStep what, const Matrix& w, const Activations& x, const void* after);
@@ -127,9 +131,10 @@ class Pass {
     // Where this thread begins to read when it comes to this matrix, or this layer.
     const void* start_of(const Matrix& w) const {
       const int n = num_groups(w);
-      return group_data(w, home_begin(p.tiles_ * n) % n);
+      return group_data(w, home_begin(tiles * n) % n);
     }
     const void* start_of(const Layer& layer) const;
+    int tile_begin(int tile) const { return (int)((int64_t)rows * tile / tiles); }
   };
 
   size_t slot_elements() const { return kv_slot_elements(c_.kv_format, c_.num_kv_heads, c_.head_dim); }
@@ -144,12 +149,13 @@ class Pass {
     return c_.kv_format == KV_I8 ? kv(layer, which) + (size_t)m_.kv_size() + 4 * head : nullptr;
   }
   void build_tiles();
-  int tile_begin(int tile) const { return (int)((int64_t)b_.num_rows * tile / tiles_); }
+  int num_tiles(int rows) const;
   void build_key_lists();
   size_t score_floats(int rows, int heads, int max_length, int num_nodes) const;
   int attention_tile() const;
   void build_attention_items();
   void build_spread();
+  void build_last_items();
   void reserve();
   uint8_t* kv(int layer, int which) const {
     return (uint8_t*)b_.kv_cache + ((size_t)layer * 2 + which) * b_.num_slots * slot_bytes();
@@ -170,6 +176,10 @@ class Pass {
   std::vector<int> first_nodes_;  // [requests]: its first row that is a tree node, or its end
   std::vector<KeyList> lists_;  // [rows], with first = 0: windows are a layer's matter
   std::vector<AttentionItem> items_;
+  // What the last layer adds to rows whose logits nobody wants, nobody reads: from its attention on only the others go on.
+  bool drops_rows_ = false;
+  std::vector<AttentionItem> last_items_;
+  int item_rows_ = 1;  // of an item, at most
   std::vector<SpreadItem> spread_;  // [requests], or empty: not shared
   std::vector<SpreadChunk> chunks_;
   size_t scratch_floats_ = 0, keys_floats_ = 0, packed_floats_ = 0, out_floats_ = 0, spread_floats_ = 0;

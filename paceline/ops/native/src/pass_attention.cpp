@@ -1,20 +1,21 @@
 // The attention of a pass: tasks of some rows over one key/value head, or one request shared by all threads.
 #include "pass.h"
 
-void Pass::Worker::attend(const Layer& layer, int index) {
+void Pass::Worker::attend(const Layer& layer, int index, bool is_last) {
   if (!p.spread_.empty() && !layer.window) return attend_spread(index);
   const int heads = p.c_.num_heads / p.c_.num_kv_heads, dim = p.c_.head_dim, span = heads * dim;
   const Activations& out = p.m_.attended;
   const bool quantize_here = p.m_.any_quantized && span % kBlock == 0, to_scratch = quantize_here && !p.plain_attended_;
-  share(PL_STEP_ATTEND, (int)p.items_.size(), [&](int i) {
-    const AttentionItem item = p.items_[i];
+  const std::vector<AttentionItem>& items = is_last && p.drops_rows_ ? p.last_items_ : p.items_;
+  share(PL_STEP_ATTEND, (int)items.size(), [&](int i) {
+    const AttentionItem item = items[i];
     KeyList lists[kIntegerRows];
     for (int r = 0; r < item.rows; r++) {
       lists[r] = p.lists_[item.row + r];
       if (layer.window) lists[r].first = std::max(0, lists[r].length - layer.window);
     }
     const int column = item.kv_head * span;
-    float* to = to_scratch ? scratch() + p.keys_floats_ + p.packed_floats_ : out.x + (size_t)item.row * out.stride + column;
+    float* to = to_scratch ? scratch() + p.keys_floats_ + p.packed_floats_ : out.x + (size_t)item.to * out.stride + column;
     const size_t stride = to_scratch ? span : out.stride;
     const size_t head = item.kv_head * p.head_bytes();
     p.k_.attention({p.m_.qkv.get() + (size_t)item.row * p.m_.qkv_size() + column, lists,
@@ -24,10 +25,10 @@ void Pass::Worker::attend(const Layer& layer, int index) {
                     p.c_.kv_format, 1.0f / sqrtf((float)dim), scratch(), scratch() + p.keys_floats_,
                     scratch() + p.keys_floats_ + p.packed_floats_ + p.out_floats_, p.scales(index, 0, item.kv_head),
                     p.scales(index, 1, item.kv_head)});
-    if (quantize_here) p.k_.quantize(out, item.row, item.rows, column / kBlock, to, stride, span);
+    if (quantize_here) p.k_.quantize(out, item.to, item.rows, column / kBlock, to, stride, span);
   });
   if (p.m_.any_quantized && !quantize_here)
-    share(PL_STEP_ATTEND, p.b_.num_rows,
+    share(PL_STEP_ATTEND, is_last && p.drops_rows_ ? p.b_.num_logits : p.b_.num_rows,
           [&](int row) { p.k_.quantize(out, row, 1, 0, out.x + (size_t)row * out.stride, 0, p.m_.q_size()); });
 }
 

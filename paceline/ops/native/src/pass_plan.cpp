@@ -1,10 +1,13 @@
 // What a pass works on, made before the threads begin: lists of keys, attention tasks, buffers.
 #include "pass.h"
 
+int Pass::num_tiles(int rows) const {
+  const int tiles = (rows + kRowTile - 1) / kRowTile;
+  return rows >= kOwnRows * threads_ ? round_up(tiles, threads_) : tiles;
+}
+
 void Pass::build_tiles() {
-  const int rows = b_.num_rows;
-  tiles_ = (rows + kRowTile - 1) / kRowTile;
-  if (rows >= kOwnRows * threads_) tiles_ = round_up(tiles_, threads_);
+  tiles_ = num_tiles(b_.num_rows);
   const auto plain = [](const Matrix& w) { return !is_quantized(w.format); };
   plain_normed_ = plain(m_.head), plain_attended_ = plain_activated_ = false;
   for (const Layer& l : m_.layers) {
@@ -78,14 +81,14 @@ int Pass::attention_tile() const {
 }
 
 void Pass::build_attention_items() {
-  const int tile = attention_tile();
+  const int tile = item_rows_ = attention_tile();
   int most_nodes = 0;
   for (int r = 0; r < b_.num_requests; r++)
     for (int row = b_.cu_query[r]; row < b_.cu_query[r + 1]; row += tile) {
       const int rows = std::min(tile, b_.cu_query[r + 1] - row);
       const int nodes = std::max(0, row + rows - first_nodes_[r]);  // a parent comes before its children
       most_nodes = std::max(most_nodes, nodes);
-      for (int head = 0; head < c_.num_kv_heads; head++) items_.push_back({row, rows, head, first_nodes_[r], nodes});
+      for (int head = 0; head < c_.num_kv_heads; head++) items_.push_back({row, rows, head, first_nodes_[r], nodes, row});
     }
   int longest = 0;
   for (const KeyList& list : lists_) longest = std::max(longest, list.length);
@@ -129,6 +132,30 @@ void Pass::build_spread() {
   }
   const size_t wanted = keys_floats_ + (size_t)kSpreadRows * c_.num_heads * c_.head_dim;
   scratch_floats_ = std::max(scratch_floats_, (wanted + 31) / 16 * 16);
+}
+
+// A request's wanted rows must lie together, and all of its tree nodes be among them.
+void Pass::build_last_items() {
+  if (b_.num_logits >= b_.num_rows || !b_.num_run_layers || !spread_.empty()) return;
+  for (int i = 0; i < b_.num_hidden; i++)
+    if (b_.hidden_layers[i] > b_.run_layers[b_.num_run_layers - 1]) return;  // of all rows, behind the last layer
+  const int32_t* wanted = b_.logits_rows;
+  std::vector<AttentionItem> items;
+  int at = 0;
+  for (int r = 0; r < b_.num_requests; r++) {
+    const int begin = at, end = b_.cu_query[r + 1];
+    for (; at < b_.num_logits && wanted[at] < end; at++)
+      if (wanted[at] < b_.cu_query[r] || (at > begin && wanted[at] != wanted[at - 1] + 1)) return;
+    if (first_nodes_[r] < end && (at == begin || wanted[begin] > first_nodes_[r] || wanted[at - 1] != end - 1)) return;
+    for (int i = begin; i < at; i += item_rows_) {
+      const int rows = std::min(item_rows_, at - i), nodes = std::max(0, wanted[i] + rows - first_nodes_[r]);
+      for (int head = 0; head < c_.num_kv_heads; head++)
+        items.push_back({wanted[i], rows, head, first_nodes_[r], nodes, i});
+    }
+  }
+  if (at < b_.num_logits) return;
+  drops_rows_ = true;
+  last_items_ = std::move(items);
 }
 
 void Pass::reserve() {
