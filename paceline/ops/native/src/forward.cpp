@@ -158,11 +158,8 @@ void Pass::Worker::project_add(PlStep what, const Matrix& w, const Activations& 
     const void* next = is_last_at_home(i, n) ? after : group_data(w, (i + 1) % groups);
     p.k_.matmul(w, panel, panels, x, row, rows, next, scratch(), width);
     add_bias(w, panel, panels, rows, scratch(), width);
-    for (int r = 0; r < rows; r++) {
-      const float* from = scratch() + (size_t)r * width;
-      float* to = p.m_.x.get() + (size_t)(row + r) * p.c_.hidden_size + panel * kPanel;
-      for (int j = 0; j < columns; j++) to[j] += from[j];
-    }
+    const size_t size = p.c_.hidden_size;
+    p.k_.add_rows(scratch(), width, rows, columns, p.m_.x.get() + row * size + panel * kPanel, size);
   });
 }
 

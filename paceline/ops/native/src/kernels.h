@@ -126,6 +126,8 @@ struct Kernels {
   void (*quantize)(const Activations& to, int row, int rows, int block, const float* x, size_t stride, int n);
   // gate and up: [rows][stride]; n numbers of each row
   void (*silu_mul)(const float* gate, const float* up, size_t stride, int rows, int n, float* out, size_t out_stride);
+  // to += from, n numbers of each row
+  void (*add_rows)(const float* from, size_t stride, int rows, int n, float* to, size_t to_stride);
   void (*rope)(float* x, const float* cos, const float* sin, int head_dim);
   // one head at a slot of a layer's keys, or of its values
   void (*store_kv)(const float* x, int heads, int head_dim, int head, bool is_value, void* cache, size_t slot, int kv_format);
