@@ -9,6 +9,8 @@ from paceline.core.forward import ForwardBatch
 from paceline.core.packing import NodePlaces, RequestRows, pack
 from paceline.core.tree import EMPTY_TREE, DraftTree
 
+# Fields that no row has a part in, as `pack` sets them.
+OF_THE_WHOLE = {"block_size": 0, "draws": None, "wants_logits": True, "wants_likeliest": False, "follows": None}
 TREE = DraftTree([50, 51, 52, 53], [-1, 0, 0, 1])  # two children under the first node, one under the second
 
 
@@ -21,8 +23,8 @@ def packed(*entries: RequestRows, block_size: int = 4) -> dict[str, object]:
 
 def described(*entries: RequestRows, block_size: int = 4) -> dict[str, object]:
     """The same, row by row, as the words say it."""
-    fields: dict[str, list[object]] = {name: [] for name in ForwardBatch.__slots__ if name != "block_size"}
-    fields["cu_query"] = [0]
+    fields: dict[str, list[object]] = {"cu_query": [0]}
+    fields |= {name: [] for name in ForwardBatch.__slots__ if name not in ("cu_query", *OF_THE_WHOLE)}
     most_blocks = max(len(entry.block_ids) for entry in entries)
 
     def add(entry: RequestRows, token: int, position: int, slot: int, context: int, parent: int, node: bool) -> None:
@@ -48,7 +50,7 @@ def described(*entries: RequestRows, block_size: int = 4) -> dict[str, object]:
         fields["logits_rows"] += list(range(last_row - entry.num_wanted, last_row))
         fields["cu_query"].append(last_row)
         fields["block_tables"].append([*entry.block_ids, *[0] * (most_blocks - len(entry.block_ids))])
-    return fields | {"block_size": block_size, "draws": None, "wants_logits": True, "follows": None}
+    return fields | OF_THE_WHOLE | {"block_size": block_size}
 
 
 def test_a_prompt_chunk_goes_on_where_the_last_one_ended() -> None:

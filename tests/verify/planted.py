@@ -54,7 +54,8 @@ class Planted:
         output = self.sound.forward(batch, kv_cache, **options)
         if batch.num_rows == 1:
             return output
-        return replace(output, logits=self.fault(output.logits, batch.positions[batch.logits_rows.long()]))
+        logits = self.fault(output.logits, batch.positions[batch.logits_rows.long()])
+        return replace(output, logits=logits, tokens=logits.argmax(-1).tolist() if batch.wants_likeliest else None)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sound, name)
