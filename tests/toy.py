@@ -13,7 +13,7 @@ import tokenizers
 import torch
 from torch import Tensor
 
-from paceline.core.forward import ForwardBatch, ForwardOutput, Target
+from paceline.core.forward import ForwardBatch, ForwardOutput, Target, TokenDraws
 from paceline.core.kv_tensor import allocate_kv
 from paceline.core.model_config import ModelConfig
 from paceline.core.request import Request
@@ -23,12 +23,29 @@ from paceline.engine.scheduler import SchedulerConfig
 from paceline.models.padded_decoder import PaddedDecoder
 from paceline.models.plain_passes import DrawingDecoder, PlainPasses
 from paceline.models.static_inputs import PassRoom
+from paceline.ops.random import Purpose, keyed_uniform, noise_key, race
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.speculator import Speculator
 from paceline.verifiers import make_verifier
 
 VOCAB = 24
 EOS = VOCAB - 1
+
+
+def drawn(logits: Tensor, draws: TokenDraws) -> list[int | None]:
+    """The tokens that the host would draw; None where the logits have to say."""
+    tokens: list[int | None] = []
+    for row, temperature, seed, position in zip(
+        logits.numpy(), draws.temperatures, draws.seeds.tolist(), draws.positions.tolist(), strict=True
+    ):
+        if not np.isfinite(row).all():
+            tokens.append(None)
+        elif temperature == 0.0:
+            tokens.append(int(row.argmax()))
+        else:
+            uniform = keyed_uniform(noise_key(seed, position, Purpose.SAMPLE), len(row))
+            tokens.append(race((row - row.max()) / temperature, uniform))
+    return tokens
 
 
 class ToyDecoder:
@@ -49,8 +66,8 @@ class ToyDecoder:
     dtype = hidden_dtype = torch.float32
     device = torch.device("cpu")
     batch_invariant = True
-    draws_tokens = False
-    finds_likeliest = True
+    draws_tokens = True
+    draws_at_nodes = False
     num_threads = None
     handle = None
 
@@ -75,9 +92,8 @@ class ToyDecoder:
         kv_cache[0, 1, slots, 0, 0] = batch.positions.float()
         logits = [self.logits(self._attended(batch, kv_cache, row)) for row in batch.logits_rows.tolist()]
         hidden = torch.zeros(batch.num_rows, len(hidden_layers), 1) if hidden_layers else None
-        tokens = [int(row.argmax()) if row.isfinite().all() else None for row in logits]
         rows = torch.stack(logits) if logits else torch.zeros(0, VOCAB)
-        return ForwardOutput(rows, hidden, tokens if batch.wants_likeliest else None)
+        return ForwardOutput(rows, hidden, None if batch.draws is None else drawn(rows, batch.draws))
 
     def vocabulary_rows(self, ids: Tensor, *, head: bool = False) -> Tensor:
         return ids[:, None].float() / VOCAB + 0.1

@@ -47,7 +47,6 @@ class ForwardBatch:
     block_size: int
     draws: TokenDraws | None = None  # None: no tokens are wanted; only for a decoder that draws
     wants_logits: bool = True  # a decoder that draws may leave them out where nobody reads them
-    wants_likeliest: bool = False  # only for a decoder that finds them: the likeliest token of each logits row
     follows: Tensor | None = None
     """[rows] int32: the row's token is what the pass before drew at its logits row of this number; -1: it is in
     `token_ids`. Only for a decoder that can be launched ahead, see models/padded_decoder.py."""
@@ -85,8 +84,7 @@ class ForwardOutput:
     Layer id i in 0..N-1 is the residual stream entering layer i, N the one leaving the last layer, and
     N+1 is after the final norm."""
     tokens: list[int | None] | None = None
-    """[num_logits], where draws were given or the likeliest wanted; None: this row cannot be sampled, as its logits say
-    where there are any."""
+    """[num_logits], where draws were given; None: this row cannot be sampled, or on a CPU its logits have to say."""
 
 
 class PendingPass(Protocol):
@@ -113,7 +111,7 @@ class Decoder(Protocol):
     device: torch.device
     batch_invariant: bool  # the bits of a row's logits do not depend on what else is in the pass
     draws_tokens: bool  # it honours ForwardBatch.draws
-    finds_likeliest: bool  # it honours ForwardBatch.wants_likeliest
+    draws_at_nodes: bool  # so cheaply that it may do so at every node of a draft, also where there is noise to be made
 
     @property
     def num_threads(self) -> int | None: ...  # of its own kernels; None where PyTorch's or a GPU's compute

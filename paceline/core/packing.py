@@ -46,7 +46,7 @@ class RequestRows:
         return len(self.token_ids) + len(self.nodes.token_ids)
 
 
-def pack(entries: Sequence[RequestRows], block_size: int, *, wants_likeliest: bool = False) -> ForwardBatch:
+def pack(entries: Sequence[RequestRows], block_size: int) -> ForwardBatch:
     """On the host: a decoder brings it to its device, in the way that it does that best."""
     num_rows = sum([entry.num_rows for entry in entries])
     max_blocks = max([len(entry.block_ids) for entry in entries])
@@ -110,7 +110,6 @@ def pack(entries: Sequence[RequestRows], block_size: int, *, wants_likeliest: bo
         cu_query=torch.from_numpy(cu_query),
         logits_rows=torch.from_numpy(np.asarray(wanted, dtype=np.int32)),
         block_size=block_size,
-        wants_likeliest=wants_likeliest,
         follows=_follows(follows, num_rows) if follows else None,
     )
 

@@ -5,8 +5,9 @@ somebody reads: the last token's and the nodes' (and every prompt row where prom
 
 A model may draw the tokens of these rows by itself (`Decoder.draws_tokens`). It does so for every request whose options
 are greedy or a temperature alone, whatever the others in the pass ask for, so that one and the same code always draws a
-request's tokens; logits are then written only where somebody needs them. One that only finds the likeliest token
-(`Decoder.finds_likeliest`) does so for greedy requests, beside its logits.
+request's tokens; logits are then written only where somebody needs them. On a CPU these are the very tokens that the
+host would draw from the logits, which are there as well. Where noise takes time (not `Decoder.draws_at_nodes`) the host
+draws along a draft instead, at the nodes that the walk comes to.
 """
 
 from collections.abc import Sequence
@@ -70,8 +71,8 @@ class LaunchedRows:
             tokens[end - 1 - len(entry.draft.token_ids) : end] if by_model else None
             for entry, end, by_model in zip(self.scheduled, ends, self.is_drawn, strict=True)
         ]
-        if self.batch.wants_likeliest and None in tokens:
-            drawn = [None if mine is None or None in mine else mine for mine in drawn]  # the logits say why
+        if None in tokens and output.logits.device.type == "cpu" and output.logits.shape[0]:
+            drawn = [None if mine is None or None in mine else mine for mine in drawn]  # the logits have to say
         return PassOutput(
             output.logits,
             output.hidden,
@@ -104,12 +105,13 @@ class ModelRunner:
         model, vocab_size = self.model, self.model.config.vocab_size
         is_drawn = [
             draws_tokens
+            and model.draws_tokens
             and entry.reaches_end
-            and (model.draws_tokens or (model.finds_likeliest and entry.request.sampling_params.greedy))
+            and (model.draws_at_nodes or not entry.draft or entry.request.sampling_params.greedy)
             and drawn_from_logits_alone(entry.request, vocab_size)
             for entry in scheduled
         ]
-        batch = pack(entries, self.block_size, wants_likeliest=model.finds_likeliest and any(is_drawn))
+        batch = pack(entries, self.block_size)
         if draws_tokens and model.draws_tokens:
             wants_logits = wants_logits or any(
                 rows.num_wanted > (1 + len(entry.draft) if drawn else 0)

@@ -35,6 +35,7 @@ from paceline.models.rope import rope_frequencies
 from paceline.ops.native import available, default_num_threads, unavailable_reason
 from paceline.ops.native.layers import unpack_rows
 from paceline.ops.native.library import FORMATS, KV_INTEGERS, STATUS, Batch, Config, library
+from paceline.ops.random import id_constants
 
 NATIVE_PARTS = frozenset({"layers without rotary embedding"})  # of `ModelConfig.special_parts`
 QUANTIZATIONS = ("int8", "gguf", "checkpoint")
@@ -57,8 +58,8 @@ BATCH_INTS = (
 class NativeDecoder:
     device = torch.device("cpu")
     batch_invariant = True
-    draws_tokens = False
-    finds_likeliest = True
+    draws_tokens = True
+    draws_at_nodes = False
     hidden_dtype = torch.float32
 
     def __init__(
@@ -145,7 +146,16 @@ class NativeDecoder:
         num_logits = batch.logits_rows.shape[0]
         logits = torch.empty(num_logits, config.vocab_size)
         hidden = torch.empty(rows, len(hidden_layers), config.hidden_size) if hidden_layers else None
-        tokens = (ctypes.c_int32 * num_logits)() if batch.wants_likeliest else None
+        draws = batch.draws
+        tokens = None if draws is None else (ctypes.c_int32 * num_logits)()
+        drawn = (
+            (None,) * 4
+            if draws is None
+            else (
+                *(part.ctypes.data for part in (draws.temperatures, draws.seeds, draws.positions)),
+                id_constants(config.vocab_size).ctypes.data,
+            )
+        )
         run = self._all_layers if layers is None else _as_ints(sorted(set(layers)))
         ints = [_as_int32(getattr(batch, name)) for name in BATCH_INTS]
         is_node, wanted_hidden = batch.is_node.contiguous(), _as_ints(hidden_layers)
@@ -166,6 +176,7 @@ class NativeDecoder:
             kv_cache.data_ptr(),
             logits.data_ptr(),
             None if hidden is None else hidden.data_ptr(),
+            *drawn,
             None if tokens is None else ctypes.addressof(tokens),
         )
         self._use_threads(threads_left(self.num_threads))

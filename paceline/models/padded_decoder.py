@@ -117,7 +117,7 @@ class PlainRows(NamedTuple):
 
 class PaddedDecoder:
     draws_tokens = True
-    finds_likeliest = False
+    draws_at_nodes = True
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from paceline.ops.fused_reference import noisy_scores
 
 class DrawingDecoder:
     draws_tokens = True
-    finds_likeliest = False
+    draws_at_nodes = True
 
     def __init__(self, base: Target) -> None:
         self.base = base

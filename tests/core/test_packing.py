@@ -10,7 +10,7 @@ from paceline.core.packing import NodePlaces, RequestRows, pack
 from paceline.core.tree import EMPTY_TREE, DraftTree
 
 # Fields that no row has a part in, as `pack` sets them.
-OF_THE_WHOLE = {"block_size": 0, "draws": None, "wants_logits": True, "wants_likeliest": False, "follows": None}
+OF_THE_WHOLE = {"block_size": 0, "draws": None, "wants_logits": True, "follows": None}
 TREE = DraftTree([50, 51, 52, 53], [-1, 0, 0, 1])  # two children under the first node, one under the second
 
 

@@ -1,14 +1,16 @@
 """The native decoder against the torch one, and its bits against themselves in every way a pass can be cut."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType, quantize
 from torch import Tensor
 
-from paceline.core.forward import ForwardBatch
+from paceline.core.forward import ForwardBatch, TokenDraws
 from paceline.core.kv_tensor import allocate_kv
 from paceline.core.model_config import ModelConfig
 from paceline.core.tree import DraftTree
@@ -21,6 +23,7 @@ from paceline.ops import native
 from tests.forward_batches import Pool, Rows
 from tests.models.small_models import VARIANTS, hf_config_dict, random_weights, tokens
 from tests.placement import NUM_THREADS, OFFSETS, at_offset, weights_at_offset
+from tests.toy import drawn
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=str(native.unavailable_reason()))
 
@@ -251,6 +254,34 @@ def test_rows_without_logits_may_leave_in_the_last_layer(path: tuple[str, str | 
             assert not hidden_layers or torch.equal(found.hidden, all_rows.hidden), wanted  # type: ignore[arg-type]
 
 
+def draws_of(temperatures: Sequence[float]) -> TokenDraws:
+    count = len(temperatures)
+    seeds = np.arange(count, dtype=np.int64) * 2**59 - 7
+    return TokenDraws(np.array(temperatures, dtype=np.float32), seeds, np.arange(20, 20 + count, dtype=np.int32))
+
+
+@pytest.mark.parametrize("vocab_size", [16, 63, 64, 200, 1000])
+def test_tokens_are_drawn_on_the_way_as_the_host_draws_them(vocab_size: int, instruction_set: str) -> None:
+    config = small_config("llama", vocab_size=vocab_size, tie_word_embeddings=False)
+    decoder = NativeDecoder(config, random_weights(config))
+    pool = Pool(1, 80)
+    every = pool.batch(Rows(0, 0, tokens(config, 60)))
+    temperatures = [(0.0, 0.3, 1.0, 1.7)[i % 4] for i in range(60)]
+    batch = replace(every, draws=draws_of(temperatures))
+    output = decoder.forward(batch, kv_cache(decoder, pool.num_slots))
+    assert batch.draws is not None and output.tokens == drawn(output.logits, batch.draws)
+    assert output.tokens != output.logits.argmax(-1).tolist()
+    assert torch.equal(output.logits, decoder.forward(every, kv_cache(decoder, pool.num_slots)).logits)
+
+
+def test_a_temperature_without_an_inverse_is_left_to_the_host() -> None:
+    decoder = bit_decoder(("float32", None))
+    pool = Pool(1, 80)
+    batch = replace(pool.batch(Rows(0, 0, tokens(decoder.config, 3))), draws=draws_of([1e-37, 1e-20, 1.0]))
+    found = decoder.forward(batch, kv_cache(decoder, pool.num_slots)).tokens
+    assert found is not None and found[0] is None and None not in found[1:]
+
+
 @pytest.mark.parametrize("vocab_size", [16, 63, 64, 200, 1000])
 def test_the_likeliest_tokens_are_found_on_the_way(vocab_size: int, instruction_set: str) -> None:
     config = small_config("llama", vocab_size=vocab_size, tie_word_embeddings=False)
@@ -259,7 +290,8 @@ def test_the_likeliest_tokens_are_found_on_the_way(vocab_size: int, instruction_
     head[vocab_size // 2] = head[3]  # ties: the first one is meant
     prompt = tokens(config, 20)
     pool = Pool(1, 80)
-    batch = replace(pool.batch(Rows(0, 0, prompt, DraftTree([3, 4], [-1, 0]))), wants_likeliest=True)
+    batch = pool.batch(Rows(0, 0, prompt, DraftTree([3, 4], [-1, 0])))
+    batch = replace(batch, draws=draws_of([0.0] * len(batch.logits_rows)))
     decoder = NativeDecoder(config, weights)
     output = decoder.forward(batch, kv_cache(decoder, pool.num_slots))
     assert output.tokens == output.logits.argmax(-1).tolist()

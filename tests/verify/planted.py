@@ -14,6 +14,7 @@ from paceline.core.model_config import ModelConfig
 from paceline.models.layout import EMBEDDING, expected_shapes
 from paceline.models.loader import LoadedModel
 from paceline.models.native import NativeDecoder
+from tests.toy import drawn
 
 Fault = Callable[[Tensor, Tensor], Tensor]  # logits [rows, vocab], positions [rows] -> logits
 
@@ -55,7 +56,7 @@ class Planted:
         if batch.num_rows == 1:
             return output
         logits = self.fault(output.logits, batch.positions[batch.logits_rows.long()])
-        return replace(output, logits=logits, tokens=logits.argmax(-1).tolist() if batch.wants_likeliest else None)
+        return replace(output, logits=logits, tokens=None if batch.draws is None else drawn(logits, batch.draws))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sound, name)

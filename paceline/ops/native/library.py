@@ -70,7 +70,8 @@ class Batch(ctypes.Structure):
         ("num_slots", c_int64),
         *((name, c_void_p) for name in ("token_ids", "positions", "slot_mapping", "context_lens", "parents")),
         *((name, c_void_p) for name in ("req_ids", "block_tables", "cu_query", "logits_rows", "is_node")),
-        *((name, c_void_p) for name in ("hidden_layers", "run_layers", "kv_cache", "logits", "hidden", "tokens")),
+        *((name, c_void_p) for name in ("hidden_layers", "run_layers", "kv_cache", "logits", "hidden")),
+        *((name, c_void_p) for name in ("temperatures", "seeds", "draw_positions", "id_constants", "tokens")),
     ]
 
 

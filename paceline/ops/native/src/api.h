@@ -38,7 +38,13 @@ struct PlBatch {
   void* kv_cache;  // [layers][2][slots][kv heads][head_dim], or as KV_I8 says
   float* logits;   // [num_logits][vocab]
   float* hidden;   // [rows][num_hidden][hidden_size]
-  int32_t* tokens;  // [num_logits]: the first of the largest logits, -1 where any is not finite; or null
+  // How a token is drawn at each of [num_logits], and the tokens, or all null. Temperature 0: the first of the largest
+  // logits. -1 where any is not finite, or numpy has to say (noise.inc).
+  const float* temperatures;
+  const int64_t* seeds;
+  const int32_t* draw_positions;
+  const uint32_t* id_constants;  // [vocab], of ops/random.py
+  int32_t* tokens;
 };
 
 enum PlStatus { PL_OK, PL_BAD_TOKEN, PL_BAD_SLOT, PL_BAD_ROW, PL_BAD_FORMAT, PL_NO_MEMORY, PL_INCOMPLETE, PL_BAD_TILES };

@@ -15,6 +15,18 @@ QkvGroup qkv_group(const PlModel& m, const Layer& layer, int i) {
   return {&layer.v, i - num_groups(layer.k), m.v_begin()};
 }
 int num_qkv_groups(const Layer& layer) { return num_groups(layer.q) + num_groups(layer.k) + num_groups(layer.v); }
+
+// `noise_key` of ops/random.py, for the target's own token.
+uint64_t mix64(uint64_t x) {
+  x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ x >> 27) * 0x94D049BB133111EBu;
+  return x ^ x >> 31;
+}
+uint64_t sample_key(uint64_t seed, int32_t position) {
+  constexpr uint64_t kSample = 1;  // Purpose.SAMPLE
+  return mix64(mix64(mix64(seed ^ 0x9E3779B97F4A7C15u) + (uint64_t)position) + (kSample << 32));
+}
+constexpr float kLeastTemperature = 1e-30f;  // its inverse is a normal number
 }  // namespace
 
 const void* Pass::Worker::start_of(const Layer& layer) const {
@@ -202,8 +214,17 @@ void Pass::Worker::logits() {
       memcpy(out + (size_t)row * w.n, scratch(), (size_t)(w.n - panel * kPanel) * 4);
     }
   });
-  if (!p.b_.tokens) return;
-  share(PL_STEP_LOGITS, rows, [&](int row) { p.b_.tokens[row] = p.k_.likeliest(p.b_.logits + (size_t)row * w.n, w.n); });
+  if (p.b_.tokens) share(PL_STEP_LOGITS, rows, [&](int row) { p.b_.tokens[row] = draw(row); });
+}
+
+int Pass::Worker::draw(int row) const {
+  const PlBatch& b = p.b_;
+  const int n = p.m_.head.n;
+  const float* logits = b.logits + (size_t)row * n;
+  const float temperature = b.temperatures[row];
+  if (temperature == 0.0f) return p.k_.likeliest(logits, n);
+  if (temperature < kLeastTemperature) return -1;
+  return p.k_.race(logits, b.id_constants, n, sample_key((uint64_t)b.seeds[row], b.draw_positions[row]), temperature, scratch());
 }
 
 void run_pass(PlModel& model, const PlBatch& batch) { Pass(model, batch).run(); }

@@ -99,7 +99,8 @@ void Pass::build_attention_items() {
   out_floats_ = packed_floats_;
   scratch_floats_ = std::max(keys_floats_ + packed_floats_ + out_floats_ +
                                  score_floats(tile, heads, c_.kv_format == KV_I16 ? kPairPositions : longest, most_nodes),
-                             std::max((size_t)3 * kRowTile * kGroup * kPanel, (size_t)round_up(c_.hidden_size, 16)));
+                             std::max({(size_t)3 * kRowTile * kGroup * kPanel, (size_t)round_up(c_.hidden_size, 16),
+                                       (size_t)c_.vocab_size / kRaceBlock + 1}));
   scratch_floats_ = (scratch_floats_ + 31) / 16 * 16;
 }
 
