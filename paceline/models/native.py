@@ -147,6 +147,7 @@ class NativeDecoder:
         logits = torch.empty(num_logits, config.vocab_size)
         hidden = torch.empty(rows, len(hidden_layers), config.hidden_size) if hidden_layers else None
         draws = batch.draws
+        assert draws is None or len(draws.temperatures) == num_logits, "one draw for each logits row"
         tokens = None if draws is None else (ctypes.c_int32 * num_logits)()
         drawn = (
             (None,) * 4
