@@ -20,7 +20,6 @@ _SIGNATURES: Signatures = {
     "pl_keyed_gumbel": (None, [c_void_p, c_int32, c_uint64, c_void_p]),
     "pl_race": (c_int32, [c_void_p, c_void_p, c_int32, c_uint64, c_float]),
 }
-_LEAST_TEMPERATURE = 1e-30  # its inverse is a normal float32
 
 
 @cache
@@ -44,10 +43,11 @@ def keyed_gumbel(key: int, constants: BitRow) -> FloatRow:
 def race_winner(logits: FloatRow, temperature: float, key: int) -> int | None:
     """`race` over all of (logits - max) / temperature; None where numpy has to say.
 
-    That is without the kernels, for rows that cannot be sampled, and where two tokens are too close to call."""
+    That is without the kernels, for rows that cannot be sampled, next to no temperature, and where two tokens are too
+    close to call."""
     library = _library()
     is_plain = logits.dtype == np.float32 and logits.flags.c_contiguous
-    if library is None or not is_plain or temperature < _LEAST_TEMPERATURE:
+    if library is None or not is_plain:
         return None
     size = len(logits)
     token: int = library.pl_race(logits.ctypes.data, id_constants(size).ctypes.data, size, key, temperature)

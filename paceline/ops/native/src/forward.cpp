@@ -26,7 +26,6 @@ uint64_t sample_key(uint64_t seed, int32_t position) {
   constexpr uint64_t kSample = 1;  // Purpose.SAMPLE
   return mix64(mix64(mix64(seed ^ 0x9E3779B97F4A7C15u) + (uint64_t)position) + (kSample << 32));
 }
-constexpr float kLeastTemperature = 1e-30f;  // its inverse is a normal number
 }  // namespace
 
 const void* Pass::Worker::start_of(const Layer& layer) const {
@@ -223,7 +222,6 @@ int Pass::Worker::draw(int row) const {
   const float* logits = b.logits + (size_t)row * n;
   const float temperature = b.temperatures[row];
   if (temperature == 0.0f) return p.k_.likeliest(logits, n);
-  if (temperature < kLeastTemperature) return -1;
   return p.k_.race(logits, b.id_constants, n, sample_key((uint64_t)b.seeds[row], b.draw_positions[row]), temperature, scratch());
 }
 
