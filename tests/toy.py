@@ -67,7 +67,6 @@ class ToyDecoder:
     device = torch.device("cpu")
     batch_invariant = True
     draws_tokens = True
-    draws_at_nodes = False
     num_threads = None
     handle = None
 

@@ -84,7 +84,9 @@ class ForwardOutput:
     Layer id i in 0..N-1 is the residual stream entering layer i, N the one leaving the last layer, and
     N+1 is after the final norm."""
     tokens: list[int | None] | None = None
-    """[num_logits], where draws were given; None: this row cannot be sampled, or on a CPU its logits have to say."""
+    """[num_logits], where draws were given; None: this row cannot be sampled, or on a CPU its logits have to say.
+
+    Of a draft's nodes only those matter to which a path of drawn tokens leads; what stands at others is no token."""
 
 
 class PendingPass(Protocol):
@@ -111,7 +113,6 @@ class Decoder(Protocol):
     device: torch.device
     batch_invariant: bool  # the bits of a row's logits do not depend on what else is in the pass
     draws_tokens: bool  # it honours ForwardBatch.draws
-    draws_at_nodes: bool  # so cheaply that it may do so at every node of a draft, also where there is noise to be made
 
     @property
     def num_threads(self) -> int | None: ...  # of its own kernels; None where PyTorch's or a GPU's compute

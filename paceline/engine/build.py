@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.core.kv_tensor import allocate_kv, raw
+from paceline.core.kv_tensor import allocate_kv, touch
 from paceline.engine.captured_speculation import where_captured
 from paceline.engine.config import EngineConfig, ResolvedConfig, resolve_config
 from paceline.engine.core import EngineCore
@@ -75,8 +75,8 @@ def build_engine(
     )
     num_slots = config.num_kv_blocks * config.block_size
     kv_cache = allocate_kv(decoder.config, num_slots, decoder.dtype, decoder.device)
-    first_slots = FIRST_BYTES // kv_bytes_per_token(decoder.config, decoder.dtype)
-    raw(kv_cache)[:, :, :first_slots].zero_()  # now, and not in the first request: memory is handed out when touched
+    first_slots = min(num_slots, FIRST_BYTES // kv_bytes_per_token(decoder.config, decoder.dtype))
+    touch(kv_cache, slice(0, first_slots))
     captured = None if loaded.capture is None else loaded.capture(pass_room(config, kv_cache))
     decoder = captured or decoder
     services = EngineParts(
@@ -84,6 +84,7 @@ def build_engine(
         max_model_len=config.max_model_len,
         block_size=config.block_size,
         num_slots=num_slots,
+        first_slots=first_slots,
         device=decoder.device,
         decoder=decoder,
         kv_cache=kv_cache,

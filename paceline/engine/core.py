@@ -12,6 +12,7 @@ no request. Only the target's pass, and memory that runs out, may end a step wit
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import cached_property
 
 import torch
@@ -21,6 +22,7 @@ from paceline.core.draft_counts import NO_PASS, DraftCounts
 from paceline.core.faults import request_error
 from paceline.core.forward import Target
 from paceline.core.outputs import VerifyResult
+from paceline.core.processors import one_torch_thread
 from paceline.core.request import Request, RequestStatus
 from paceline.core.stop_strings import StopStrings
 from paceline.core.tokenizer import Tokenizer
@@ -84,6 +86,9 @@ class EngineCore:
         )
         self._flight: Flight | None = None  # launched in the last step, before its own pass was collected
         self._collected_s = 0.0  # when the last pass was
+        self._has_own_threads = (
+            model.num_threads is not None
+        )  # the target's kernels: PyTorch's threads would be in the way
 
     @property
     def has_requests(self) -> bool:
@@ -139,6 +144,10 @@ class EngineCore:
 
     def step(self) -> list[RequestState]:
         """One target pass. Returns the requests that got tokens or ended."""
+        with one_torch_thread() if self._has_own_threads else nullcontext():
+            return self._step()
+
+    def _step(self) -> list[RequestState]:
         flight = self._flight
         if flight is not None and not flight.is_awaited:  # all its requests have ended or been aborted since
             flight.rows.collect()

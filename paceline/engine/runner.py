@@ -6,8 +6,7 @@ somebody reads: the last token's and the nodes' (and every prompt row where prom
 A model may draw the tokens of these rows by itself (`Decoder.draws_tokens`). It does so for every request whose options
 are greedy or a temperature alone, whatever the others in the pass ask for, so that one and the same code always draws a
 request's tokens; logits are then written only where somebody needs them. On a CPU these are the very tokens that the
-host would draw from the logits, which are there as well. Where noise takes time (not `Decoder.draws_at_nodes`) the host
-draws along a draft instead, at the nodes that the walk comes to.
+host would draw from the logits, which are there as well, and only at the nodes that the walk down a draft comes to.
 """
 
 from collections.abc import Sequence
@@ -107,7 +106,6 @@ class ModelRunner:
             draws_tokens
             and model.draws_tokens
             and entry.reaches_end
-            and (model.draws_at_nodes or not entry.draft or entry.request.sampling_params.greedy)
             and drawn_from_logits_alone(entry.request, vocab_size)
             for entry in scheduled
         ]

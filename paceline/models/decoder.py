@@ -58,7 +58,6 @@ class Layer:
 class Decoder:
     num_threads = None  # PyTorch's
     draws_tokens = False
-    draws_at_nodes = False
     handle = None  # nothing native
 
     def __init__(

@@ -38,7 +38,6 @@ from paceline.ops.triton.tiles import ROW_STEPS, Cut
 class FusedDecoder:
     batch_invariant = True
     draws_tokens = True
-    draws_at_nodes = True
     num_threads = None  # a GPU's
     handle = None  # nothing native
 

@@ -59,7 +59,6 @@ class NativeDecoder:
     device = torch.device("cpu")
     batch_invariant = True
     draws_tokens = True
-    draws_at_nodes = False
     hidden_dtype = torch.float32
 
     def __init__(
@@ -184,7 +183,7 @@ class NativeDecoder:
         status = self._library.pl_forward(self._model, ctypes.byref(native))
         if status:
             raise InvalidRequestError(f"the pass was not run: {STATUS[status]}")
-        return ForwardOutput(logits, hidden, None if tokens is None else [None if one < 0 else one for one in tokens])
+        return ForwardOutput(logits, hidden, None if tokens is None else [None if one == -1 else one for one in tokens])
 
     def _check(self, kv_cache: Tensor, hidden_layers: Sequence[int], layers: Sequence[int] | None) -> None:
         config = self.config

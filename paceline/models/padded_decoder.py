@@ -117,7 +117,6 @@ class PlainRows(NamedTuple):
 
 class PaddedDecoder:
     draws_tokens = True
-    draws_at_nodes = True
 
     def __init__(
         self,

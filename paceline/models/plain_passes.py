@@ -19,7 +19,6 @@ from paceline.ops.fused_reference import noisy_scores
 
 class DrawingDecoder:
     draws_tokens = True
-    draws_at_nodes = True
 
     def __init__(self, base: Target) -> None:
         self.base = base

@@ -16,6 +16,7 @@ class EngineParts:
     max_model_len: int
     block_size: int = 16
     num_slots: int = 0  # of kv_cache; a drafter's own KV has as many, addressed by the same block tables
+    first_slots: int = 0  # of these: what the first requests get, and so have memory from the start (kv_tensor.touch)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     decoder: Target | None = None
     kv_cache: Tensor | None = None  # the target's: [layers, 2, num_slots, kv_heads, head_dim]

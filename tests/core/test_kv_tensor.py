@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paceline.core.kv_tensor import CACHE_LINE, allocate_kv, populate
+from paceline.core.kv_tensor import CACHE_LINE, allocate_kv, populate, touch
 from tests.toy import ToyDecoder
 
 
@@ -29,3 +29,12 @@ def test_populating_takes_the_memory_and_leaves_what_is_in_it() -> None:
         pytest.skip("this kernel cannot")
     assert resident_bytes() - before > 96 << 20
     assert pool[0, 1, 12_345] == 7.0 and pool.sum() == 7.0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_touching_takes_the_memory_of_these_slots_and_no_other() -> None:
+    pool = allocate_kv(ToyDecoder.config, 16 << 20, torch.float32, torch.device("cpu"))  # 128 MiB
+    before = resident_bytes()
+    touch(pool, slice(0, 4 << 20), slice(15 << 20, None))  # 5 of 16 parts
+    assert 36 << 20 < resident_bytes() - before < 56 << 20
+    assert not pool.any()

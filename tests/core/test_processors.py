@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.core import processors
-from paceline.core.processors import borrowed_processor, threads_left
+from paceline.core.processors import borrowed_processor, one_torch_thread, threads_left
 from paceline.models.native import NativeDecoder
 from paceline.ops import native
 from paceline.ops.native.profile import profiled_steps
@@ -38,6 +38,16 @@ def test_what_borrows_gives_back_where_it_fails() -> None:
     with pytest.raises(ZeroDivisionError), borrowed_processor():
         _ = 1 / 0
     assert threads_left(3) == 3
+
+
+def test_pytorch_has_one_thread_and_afterwards_as_many_as_before(request: pytest.FixtureRequest) -> None:
+    before = torch.get_num_threads()
+    request.addfinalizer(lambda: torch.set_num_threads(before))
+    torch.set_num_threads(3)
+    with pytest.raises(ZeroDivisionError), one_torch_thread():
+        assert torch.get_num_threads() == 1
+        _ = 1 / 0
+    assert torch.get_num_threads() == 3
 
 
 @pytest.mark.skipif(not native.available(), reason=str(native.unavailable_reason()))

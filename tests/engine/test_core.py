@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.engine.core import EngineCore
 from paceline.engine.row_cost import RowCost
-from tests.toy import EOS, VOCAB, run_all, toy_core, toy_request
+from tests.toy import EOS, VOCAB, ToyDecoder, run_all, toy_core, toy_request
 
 SHAPES = ["chain", (4, 2, 1), (8,), (1, 1, 3, 1), "random"]
 
@@ -388,3 +389,20 @@ def test_the_cost_of_rows_and_of_their_context_is_learned() -> None:
     assert cost.at(0) == pytest.approx(0.0007, rel=0.05) and cost.at(8000) == pytest.approx(0.0055, rel=0.05)
     assert cost.rows_within(0.03, 0, 500) in (35, 36, 37, 38) and cost.rows_within(0.03, 8000, 500) == 5
     assert cost.rows_within(1.0, 0, 10) == 10 and RowCost().rows_within(0.0, 0, 10) == 10
+
+
+@pytest.mark.parametrize(("kernels", "expected"), [(2, 1), (None, 3)])
+def test_beside_kernels_with_threads_of_their_own_pytorch_has_one(
+    kernels: int | None, expected: int, request: pytest.FixtureRequest
+) -> None:
+    before = torch.get_num_threads()
+    request.addfinalizer(lambda: torch.set_num_threads(before))
+    torch.set_num_threads(3)
+    decoder = ToyDecoder()
+    decoder.num_threads = kernels  # type: ignore[assignment]
+    core = toy_core(decoder=decoder)
+    found: list[int] = []
+    core.observers.append(lambda step: found.append(torch.get_num_threads()))
+    run_all(core, requests(2))
+    assert found and set(found) == {expected}
+    assert torch.get_num_threads() == 3

@@ -82,7 +82,6 @@ class OnCuda:
     packs: bool
     kv_dtype: torch.dtype | None = None
     draws_tokens: bool = False
-    draws_at_nodes: bool = False
     hidden_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:

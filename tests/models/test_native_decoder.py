@@ -38,6 +38,8 @@ PATHS = [
     ("int16", "gguf"),
 ]
 
+NOT_DRAWN = -2  # PL_NOT_DRAWN
+
 
 def blocks(weights: Weights, kind: str) -> dict[str, Tensor | QuantizedTensor]:
     """The same weights, matrices as GGUF blocks."""
@@ -274,6 +276,67 @@ def test_tokens_are_drawn_on_the_way_as_the_host_draws_them(vocab_size: int, ins
     assert torch.equal(output.logits, decoder.forward(every, kv_cache(decoder, pool.num_slots)).logits)
 
 
+def along_drafts(batch: ForwardBatch, tokens: list[int | None]) -> list[int | None]:
+    """Of every row's token those that a pass draws: not those of nodes that the walk down their draft does not meet."""
+    rows = batch.logits_rows.tolist()
+    met: set[int] = set()
+    for row, token in zip(rows, tokens, strict=True):  # a node stands behind its parent
+        if not batch.is_node[row]:
+            root, end, parent = row, row + 1, -1
+            while end < batch.num_rows and batch.is_node[end]:
+                end += 1
+            while token is not None:
+                met.add(root)
+                nodes = range(root + 1, end)
+                on = [i for i in nodes if batch.parents[i] == parent and batch.token_ids[i] == token and i in rows]
+                if not on:
+                    break
+                root = parent = on[0]
+                token = tokens[rows.index(root)]
+            met.add(root)
+    return [token if row in met else NOT_DRAWN for row, token in zip(rows, tokens, strict=True)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_along_a_draft_only_the_nodes_on_the_way_are_drawn(temperature: float, instruction_set: str) -> None:
+    """Several requests, some with drafts that hold the path that the tokens take, and others beside it."""
+    config = small_config("llama", vocab_size=40, tie_word_embeddings=False)
+    decoder = NativeDecoder(config, random_weights(config))
+    pool = Pool(4, 80)
+    prompts = [tokens(config, size, seed=size) for size in (20, 7, 1, 33)]
+
+    def outcome(drafts: Sequence[DraftTree]) -> tuple[ForwardBatch, list[int | None], list[int | None]]:
+        parts = [Rows(i, 0, prompt, draft) for i, (prompt, draft) in enumerate(zip(prompts, drafts, strict=True))]
+        batch = pool.batch(*parts)
+        count = batch.num_rows
+        at = batch.positions.numpy() + 1  # as in the engine: keyed by the request and the place in its text
+        seeds = batch.req_ids.numpy().astype(np.int64)
+        batch = replace(batch, draws=TokenDraws(np.full(count, temperature, dtype=np.float32), seeds, at))
+        output = decoder.forward(batch, kv_cache(decoder, pool.num_slots))
+        assert batch.draws is not None and output.tokens is not None
+        return batch, output.tokens, drawn(output.logits, batch.draws)
+
+    drafts = [DraftTree([], [])] * 4
+    depths = [0, 2, 3, 1]  # nodes on the way, of each request's draft
+    for _ in range(max(depths)):  # one node further, by what the pass before says; beside it two that are wrong
+        batch, _, every = outcome(drafts)
+        for i, depth in enumerate(depths):
+            path = [node for node in range(len(drafts[i])) if node % 3 == 2]
+            if len(path) < depth:
+                first = int(batch.cu_query[i]) + len(prompts[i])
+                token = every[first - 1 if not path else first + path[-1]]
+                assert token is not None
+                above = path[-1] if path else -1
+                wrong = [(token + 1) % 40, (token + 2) % 40]
+                own = drafts[i]
+                drafts[i] = DraftTree([*own.token_ids, *wrong, token], [*own.parents, above, above, above])
+    batch, found, every = outcome(drafts)
+    expected = along_drafts(batch, every)
+    assert found == expected
+    # Of a request with d right nodes: its prompt's rows and d nodes. The two wrong ones beside each are left out.
+    assert found.count(NOT_DRAWN) == 2 * sum(depths)
+
+
 def test_a_temperature_without_an_inverse_is_left_to_the_host() -> None:
     decoder = bit_decoder(("float32", None))
     pool = Pool(1, 80)
@@ -294,7 +357,7 @@ def test_the_likeliest_tokens_are_found_on_the_way(vocab_size: int, instruction_
     batch = replace(batch, draws=draws_of([0.0] * len(batch.logits_rows)))
     decoder = NativeDecoder(config, weights)
     output = decoder.forward(batch, kv_cache(decoder, pool.num_slots))
-    assert output.tokens == output.logits.argmax(-1).tolist()
+    assert output.tokens == along_drafts(batch, output.logits.argmax(-1).tolist())
     for value in (torch.nan, torch.inf, -torch.inf):
         spoilt = weights | {"lm_head.weight": head.clone()}
         spoilt["lm_head.weight"][vocab_size - 1] = value
@@ -302,7 +365,8 @@ def test_the_likeliest_tokens_are_found_on_the_way(vocab_size: int, instruction_
         found = decoder.forward(batch, kv_cache(decoder, pool.num_slots))
         finite = found.logits.isfinite().all(-1).tolist()
         best = found.logits.argmax(-1).tolist()
-        assert found.tokens == [token if fine else None for token, fine in zip(best, finite, strict=True)]
+        expected = [token if fine else None for token, fine in zip(best, finite, strict=True)]
+        assert found.tokens == along_drafts(batch, expected)
         assert not all(finite)
 
 

@@ -22,7 +22,6 @@ from paceline.models.native import NativeDecoder
 class DistilledDecoder:
     batch_invariant = False  # drafts need not be
     draws_tokens = False
-    draws_at_nodes = False
 
     def __init__(self, network: Distilled, target: Target, place: Placement) -> None:
         self.config = replace(network.config.layer, vocab_size=target.config.vocab_size, tie_word_embeddings=False)

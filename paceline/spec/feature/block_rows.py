@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.core.kv_tensor import touch
 from paceline.spec.engine_parts import EngineParts
 from paceline.spec.feature.feature_queue import FeatureQueue
 
@@ -29,6 +30,7 @@ class FeatureBlockRows:
     ) -> None:
         self._kind, self._network, self._kv_cache = kind, network, kv_cache
         self._queue, self._block_size, self._flush = queue, services.block_size, flush
+        touch(kv_cache, slice(0, services.first_slots), slice(services.num_slots, None))
 
     @cached_property
     def name(self) -> str:

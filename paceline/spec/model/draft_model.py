@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from paceline.core.forward import Decoder
-from paceline.core.kv_tensor import allocate_kv
+from paceline.core.kv_tensor import allocate_kv, touch
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.errors import InvalidOptionError
@@ -163,7 +163,7 @@ class SeparateDrafter:
         self._sampling, self._capture = how.sampling, capture
         self._drafter = ModelDrafter(
             decoder,
-            allocate(decoder, services.num_slots),
+            allocate(decoder, services),
             services.block_size,
             widths=how.widths,
             sampling=how.sampling,
@@ -249,6 +249,8 @@ def load_distilled(services: EngineParts, model: str | None) -> Decoder:
     return DistilledDecoder(load_network("draft", model, target), target, placement(services))
 
 
-def allocate(decoder: Decoder, num_slots: int) -> Tensor:
+def allocate(decoder: Decoder, services: EngineParts) -> Tensor:
     """A drafting model's own KV: [layers, 2, slots, kv_heads, head_dim]."""
-    return allocate_kv(decoder.config, num_slots, decoder.dtype, decoder.device)
+    pool = allocate_kv(decoder.config, services.num_slots, decoder.dtype, decoder.device)
+    touch(pool, slice(0, services.first_slots))
+    return pool

@@ -58,7 +58,7 @@ class ForeignDrafter:
         self._free_blocks = list(range(services.num_slots // services.block_size))
         self._vocab_size = services.vocab_size
         self._max_len: int = min(loaded.decoder.config.max_position, services.num_slots)
-        kv_cache = allocate(loaded.decoder, services.num_slots)
+        kv_cache = allocate(loaded.decoder, services)
         self._drafter = ModelDrafter(loaded.decoder, kv_cache, services.block_size, sampling="greedy")
         self._mirrors: dict[str, Mirror] = {}
 

@@ -1,19 +1,27 @@
 """A drafter's rows travel with the target's blocks: after an import it drafts exactly as where the prompt was read."""
 
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from paceline.core.kv_tensor import allocate_kv
 from paceline.core.request import Request
 from paceline.core.tree import DraftTree
 from paceline.engine.core import EngineCore
 from paceline.kv.offload import OffloadOption
+from paceline.spec.engine_parts import EngineParts
+from paceline.spec.feature.block_rows import FeatureBlockRows
+from paceline.spec.feature.feature_queue import FeatureQueue
 from paceline.spec.proposer import StepContext
 from paceline.train.target import DenseTarget
+from tests.core.test_kv_tensor import resident_bytes
 from tests.kv.test_exchange import received, sent
 from tests.spec.feature.test_feature_drafters import make_core
-from tests.toy import run_all, toy_request
+from tests.toy import VOCAB, ToyDecoder, run_all, toy_request
 from tests.train.tiny_target import tiny_target
 
 PROMPT = [5, 9, 33, 5, 9, 2, 61, 7, 7, 12, 3, 44, 5, 9, 33, 5, 9, 2, 8]  # four full blocks of four, and three tokens
@@ -124,3 +132,12 @@ def test_rows_that_still_wait_for_a_blocks_last_owner_do_not_overwrite_what_came
     request, drafted = drafts(core)
     _, expected = drafts(make_core(target, config("eagle3")))
     assert request.num_cached_tokens == 16 and drafted == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_the_first_requests_need_has_memory_before_they_come() -> None:
+    pool = allocate_kv(ToyDecoder.config, 16 << 20, torch.float32, torch.device("cpu"))  # 128 MiB
+    services = EngineParts(VOCAB, 4096, num_slots=15 << 20, first_slots=4 << 20)
+    before = resident_bytes()
+    FeatureBlockRows("any", torch.nn.Identity(), pool, FeatureQueue((), replace(services, num_slots=1)), services, int)
+    assert 36 << 20 < resident_bytes() - before < 56 << 20  # 4 of 16 parts, and one of scratch

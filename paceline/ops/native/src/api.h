@@ -39,13 +39,16 @@ struct PlBatch {
   float* logits;   // [num_logits][vocab]
   float* hidden;   // [rows][num_hidden][hidden_size]
   // How a token is drawn at each of [num_logits], and the tokens, or all null. Temperature 0: the first of the largest
-  // logits. -1 where any is not finite, or numpy has to say (noise.inc).
+  // logits. -1 where any is not finite, or numpy has to say (noise.inc). PL_NOT_DRAWN at nodes of a draft to which no path
+  // of tokens drawn leads.
   const float* temperatures;
   const int64_t* seeds;
   const int32_t* draw_positions;
   const uint32_t* id_constants;  // [vocab], of ops/random.py
   int32_t* tokens;
 };
+
+constexpr int32_t PL_NOT_DRAWN = -2;
 
 enum PlStatus { PL_OK, PL_BAD_TOKEN, PL_BAD_SLOT, PL_BAD_ROW, PL_BAD_FORMAT, PL_NO_MEMORY, PL_INCOMPLETE, PL_BAD_TILES };
 

@@ -200,6 +200,7 @@ void Pass::Worker::logits() {
   const Matrix& w = p.m_.head;
   const int n = num_groups(w), rows = p.b_.num_logits;
   if (!rows) return;
+  if (p.b_.tokens && !thread) std::fill_n(p.b_.tokens, rows, PL_NOT_DRAWN);
   share(PL_STEP_LOGITS, n, [&](int i) {
     const int panel = i * kGroup, panels = std::min(kGroup, w.num_panels - panel);
     const void* next = is_last_at_home(i, n) ? nullptr : group_data(w, i + 1);
@@ -213,7 +214,21 @@ void Pass::Worker::logits() {
       memcpy(out + (size_t)row * w.n, scratch(), (size_t)(w.n - panel * kPanel) * 4);
     }
   });
-  if (p.b_.tokens) share(PL_STEP_LOGITS, rows, [&](int row) { p.b_.tokens[row] = draw(row); });
+  if (p.b_.tokens) share(PL_STEP_LOGITS, rows, [&](int row) { draw_path(row); });
+}
+
+// The token after a committed row, then, as long as a node of the draft behind it carries that token, the one after that.
+void Pass::Worker::draw_path(int at) const {
+  const PlBatch& b = p.b_;
+  const auto is_node = [&](int i) { return i < b.num_logits && b.is_node[b.logits_rows[i]]; };
+  if (is_node(at)) return;  // it is its request's path that comes by here
+  for (int parent = -1;;) {
+    const int token = b.tokens[at] = draw(at);
+    do at++;
+    while (is_node(at) && (b.parents[b.logits_rows[at]] != parent || b.token_ids[b.logits_rows[at]] != token));
+    if (!is_node(at)) return;
+    parent = b.logits_rows[at];
+  }
 }
 
 int Pass::Worker::draw(int row) const {

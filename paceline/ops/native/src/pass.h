@@ -127,6 +127,7 @@ class Pass {
     void project_add(PlStep what, const Matrix& w, const Activations& x, const void* after);
     void gate_up(const Layer& layer, const void* after);
     void logits();
+    void draw_path(int at) const;
     int draw(int row) const;
 
     // Where this thread begins to read when it comes to this matrix, or this layer.
