@@ -15,10 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from paceline.core.forward import ForwardBatch
+from paceline.core.forward import ForwardBatch, TokenDraws
 from paceline.core.tree import EMPTY_TREE, DraftTree
 
 IntArray = NDArray[np.int32]
+BoolArray = NDArray[np.bool_]
+
+FEW_ROWS = 128
 
 
 @dataclass(slots=True)
@@ -46,34 +49,97 @@ class RequestRows:
         return len(self.token_ids) + len(self.nodes.token_ids)
 
 
-def pack(entries: Sequence[RequestRows], block_size: int) -> ForwardBatch:
+def pack(
+    entries: Sequence[RequestRows], block_size: int, draws: TokenDraws | None = None, *, wants_logits: bool = True
+) -> ForwardBatch:
     """On the host: a decoder brings it to its device, in the way that it does that best."""
     num_rows = sum([entry.num_rows for entry in entries])
     max_blocks = max([len(entry.block_ids) for entry in entries])
-    rows = np.empty((6, num_rows), dtype=np.int32)
-    token_ids, positions, slots, context_lens, parents, req_ids = rows
-    is_node = np.zeros(num_rows, dtype=np.bool_)
     block_tables = np.zeros((len(entries), max_blocks), dtype=np.int32)
-    cu_query = np.zeros(len(entries) + 1, dtype=np.int32)
+    begins = [0]
     wanted: list[int] = []
     follows: list[tuple[int, int]] = []
-    parents.fill(-1)
-    begin = 0
     for i, entry in enumerate(entries):
-        num_tokens = entry.start + len(entry.token_ids)
-        middle, end = begin + len(entry.token_ids), begin + entry.num_rows
-        table = block_tables[i, : len(entry.block_ids)]
-        table[:] = entry.block_ids
-        req_ids[begin:end] = i
+        end = begins[-1] + entry.num_rows
+        block_tables[i, : len(entry.block_ids)] = entry.block_ids
         wanted.extend(range(end - entry.num_wanted, end))
-        cu_query[i + 1] = end
         if entry.follows >= 0:
-            follows.append((middle - 1, entry.follows))
-        if end - begin == 1 and not entry.nodes:  # plain decoding: arrays of one number take ten times as long
-            token_ids[begin], positions[begin], context_lens[begin] = entry.token_ids[0], entry.start, num_tokens
-            slots[begin] = entry.block_ids[entry.start // block_size] * block_size + entry.start % block_size
-            begin = end
+            follows.append((begins[-1] + len(entry.token_ids) - 1, entry.follows))
+        begins.append(end)
+    if num_rows <= FEW_ROWS:
+        rows, is_node = _few_rows(entries, begins, block_size)
+    else:
+        rows, is_node = _many_rows(entries, begins, block_tables, block_size)
+    return ForwardBatch(
+        token_ids=torch.from_numpy(rows[0]),
+        positions=torch.from_numpy(rows[1]),
+        slot_mapping=torch.from_numpy(rows[2]),
+        context_lens=torch.from_numpy(rows[3]),
+        parents=torch.from_numpy(rows[4]),
+        is_node=torch.from_numpy(is_node),
+        req_ids=torch.from_numpy(rows[5]),
+        block_tables=torch.from_numpy(block_tables),
+        cu_query=torch.from_numpy(np.array(begins, dtype=np.int32)),
+        logits_rows=torch.from_numpy(np.array(wanted, dtype=np.int32)),
+        block_size=block_size,
+        draws=draws,
+        wants_logits=wants_logits,
+        follows=_follows(follows, num_rows) if follows else None,
+    )
+
+
+def _few_rows(entries: Sequence[RequestRows], begins: Sequence[int], block_size: int) -> tuple[IntArray, BoolArray]:
+    """The same as `_many_rows`, in plain Python: right after a pass no code is in the caches, and then the first call
+    of each of numpy's functions takes 15 us."""
+    token_ids: list[int] = []
+    positions: list[int] = []
+    slots: list[int] = []
+    context_lens: list[int] = []
+    parents: list[int] = []
+    req_ids: list[int] = []
+    is_node: list[bool] = []
+    for i, (entry, begin) in enumerate(zip(entries, begins, strict=False)):
+        blocks, nodes, num_committed = entry.block_ids, entry.nodes.token_ids, len(entry.token_ids)
+        num_tokens, count = entry.start + num_committed, num_committed + len(nodes)
+        token_ids += entry.token_ids
+        for at in range(entry.start, num_tokens):
+            positions.append(at)
+            context_lens.append(at + 1)
+            slots.append(blocks[at // block_size] * block_size + at % block_size)
+        parents += [-1] * num_committed
+        req_ids += [i] * count
+        is_node += [False] * num_committed
+        if not nodes:
             continue
+        middle, depths = begin + num_committed, entry.nodes.depths()
+        token_ids += nodes
+        parents += [-1 if parent < 0 else parent + middle for parent in entry.nodes.parents]
+        is_node += [True] * len(nodes)
+        if entry.nodes_at is None:
+            positions += [num_tokens - 1 + depth for depth in depths]
+            context_lens += [num_tokens] * len(nodes)
+            ends = range(num_tokens, num_tokens + len(nodes))
+            slots += [blocks[at // block_size] * block_size + at % block_size for at in ends]
+        else:
+            positions += [depth - 1 + int(base) for depth, base in zip(depths, entry.nodes_at.contexts, strict=True)]
+            context_lens += entry.nodes_at.contexts
+            slots += entry.nodes_at.slots
+    rows = np.array([token_ids, positions, slots, context_lens, parents, req_ids], dtype=np.int32)
+    return rows, np.array(is_node, dtype=np.bool_)
+
+
+def _many_rows(
+    entries: Sequence[RequestRows], begins: Sequence[int], block_tables: IntArray, block_size: int
+) -> tuple[IntArray, BoolArray]:
+    """[token ids, positions, slots, context lengths, parents, request ids] of all rows, and which are nodes."""
+    rows = np.empty((6, begins[-1]), dtype=np.int32)
+    token_ids, positions, slots, context_lens, parents, req_ids = rows
+    is_node = np.zeros(begins[-1], dtype=np.bool_)
+    parents.fill(-1)
+    for i, (entry, begin, end) in enumerate(zip(entries, begins, begins[1:], strict=False)):
+        num_tokens, middle = entry.start + len(entry.token_ids), begin + len(entry.token_ids)
+        table = block_tables[i, : len(entry.block_ids)]
+        req_ids[begin:end] = i
         # [begin, middle) committed tokens
         committed = np.arange(entry.start, num_tokens, dtype=np.int32)
         token_ids[begin:middle] = entry.token_ids
@@ -96,22 +162,7 @@ def pack(entries: Sequence[RequestRows], block_size: int) -> ForwardBatch:
                 positions[middle:end] = depths - 1 + np.asarray(entry.nodes_at.contexts, dtype=np.int32)
                 context_lens[middle:end] = entry.nodes_at.contexts
                 slots[middle:end] = entry.nodes_at.slots
-        begin = end
-    of_rows = torch.from_numpy(rows).unbind()
-    return ForwardBatch(
-        token_ids=of_rows[0],
-        positions=of_rows[1],
-        slot_mapping=of_rows[2],
-        context_lens=of_rows[3],
-        parents=of_rows[4],
-        is_node=torch.from_numpy(is_node),
-        req_ids=of_rows[5],
-        block_tables=torch.from_numpy(block_tables),
-        cu_query=torch.from_numpy(cu_query),
-        logits_rows=torch.from_numpy(np.asarray(wanted, dtype=np.int32)),
-        block_size=block_size,
-        follows=_follows(follows, num_rows) if follows else None,
-    )
+    return rows, is_node
 
 
 def _follows(pairs: Sequence[tuple[int, int]], num_rows: int) -> torch.Tensor:

@@ -11,16 +11,18 @@ processor: meanwhile passes run on one thread less. They take longer, but all of
 PyTorch's threads do the same for some milliseconds after each operation that used them: they spin until the next one.
 What a step leaves to PyTorch beside native kernels (a copy of some rows of logits) is therefore done by one thread:
 
-    with one_torch_thread():
-        step()
+    with_one_torch_thread(step)
 """
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 _lock = threading.Lock()
 _num_borrowers = 0  # of one processor, which they share
@@ -45,13 +47,12 @@ def threads_left(num_threads: int) -> int:
     return max(1, num_threads - 1)
 
 
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """PyTorch's operations in here run on the caller's thread alone. It takes less than a microsecond."""
+def with_one_torch_thread(call: Callable[[], T]) -> T:
+    """PyTorch's operations in there run on the caller's thread alone."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        return call()
     finally:
         torch.set_num_threads(before)
 

@@ -12,7 +12,6 @@ no request. Only the target's pass, and memory that runs out, may end a step wit
 
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import cached_property
 
 import torch
@@ -22,7 +21,7 @@ from paceline.core.draft_counts import NO_PASS, DraftCounts
 from paceline.core.faults import request_error
 from paceline.core.forward import Target
 from paceline.core.outputs import VerifyResult
-from paceline.core.processors import one_torch_thread
+from paceline.core.processors import with_one_torch_thread
 from paceline.core.request import Request, RequestStatus
 from paceline.core.stop_strings import StopStrings
 from paceline.core.tokenizer import Tokenizer
@@ -144,8 +143,7 @@ class EngineCore:
 
     def step(self) -> list[RequestState]:
         """One target pass. Returns the requests that got tokens or ended."""
-        with one_torch_thread() if self._has_own_threads else nullcontext():
-            return self._step()
+        return with_one_torch_thread(self._step) if self._has_own_threads else self._step()
 
     def _step(self) -> list[RequestState]:
         flight = self._flight

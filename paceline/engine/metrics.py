@@ -1,8 +1,6 @@
 """What is counted while a request runs, and where a step's time goes."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from paceline.core.draft_counts import DraftCounts
@@ -48,6 +46,22 @@ class RequestTracker:
         )
 
 
+class Phase:
+    """A part of the step, while it is timed. No generator: that takes 30 us more right after a pass, when no code is in
+    the caches."""
+
+    __slots__ = ("_begin", "_name", "_seconds")
+
+    def __init__(self, seconds: dict[str, float], name: str) -> None:
+        self._seconds, self._name, self._begin = seconds, name, 0.0
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._seconds[self._name] = self._seconds.get(self._name, 0.0) + time.perf_counter() - self._begin
+
+
 @dataclass(slots=True)
 class StepClock:
     """Seconds spent in each part of `EngineCore.step`, added up over all steps."""
@@ -56,13 +70,8 @@ class StepClock:
     num_steps: int = 0
     num_ahead: int = 0  # of these, passes that were launched while the one before still ran
 
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - begin
+    def phase(self, name: str) -> Phase:
+        return Phase(self.seconds, name)
 
     @staticmethod
     def now() -> float:

@@ -65,6 +65,7 @@ class LaunchedRows:
     def collect(self) -> PassOutput:
         output = self.pending.collect()
         ends = list(accumulate(self.num_wanted))
+        first_rows = list(accumulate([entry.num_rows for entry in self.scheduled], initial=0))[:-1]
         tokens = output.tokens or []
         drawn = [
             tokens[end - 1 - len(entry.draft.token_ids) : end] if by_model else None
@@ -76,7 +77,7 @@ class LaunchedRows:
             output.logits,
             output.hidden,
             self.hidden_layers,
-            self.batch.cu_query.tolist()[:-1],
+            first_rows,
             [range(end - count, end) for end, count in zip(ends, self.num_wanted, strict=True)],
             drawn,
         )
@@ -109,13 +110,16 @@ class ModelRunner:
             and drawn_from_logits_alone(entry.request, vocab_size)
             for entry in scheduled
         ]
-        batch = pack(entries, self.block_size)
+        draws = None
         if draws_tokens and model.draws_tokens:
             wants_logits = wants_logits or any(
                 rows.num_wanted > (1 + len(entry.draft) if drawn else 0)
                 for entry, rows, drawn in zip(scheduled, entries, is_drawn, strict=True)
             )
-            batch = replace(batch, draws=token_draws(scheduled, entries, is_drawn), wants_logits=wants_logits)
+            draws = token_draws(scheduled, entries, is_drawn)
+        else:
+            wants_logits = True
+        batch = pack(entries, self.block_size, draws, wants_logits=wants_logits)
         num_wanted = [entry.num_wanted for entry in entries]
         pending = self._start(batch, tuple(hidden_layers), least_size)
         tokens_only = not batch.wants_logits

@@ -20,6 +20,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -98,6 +99,7 @@ class NativeDecoder:
         self._threads_used = self.num_threads
         self._library = library()
         self._all_layers = _as_ints(range(config.num_layers))
+        self._id_constants = torch.from_numpy(id_constants(config.vocab_size).view(np.int32))
         self._model = self._new_model()
         weakref.finalize(self, self._library.pl_model_free, self._model)
         self.weights = NativeWeights(self._model, config, dtype, quantization)
@@ -148,17 +150,15 @@ class NativeDecoder:
         draws = batch.draws
         assert draws is None or len(draws.temperatures) == num_logits, "one draw for each logits row"
         tokens = None if draws is None else (ctypes.c_int32 * num_logits)()
-        drawn = (
-            (None,) * 4
-            if draws is None
-            else (
-                *(part.ctypes.data for part in (draws.temperatures, draws.seeds, draws.positions)),
-                id_constants(config.vocab_size).ctypes.data,
-            )
-        )
+        drawn: tuple[int | None, ...] = (None,) * 4
+        if draws is not None:
+            # Not `array.ctypes.data`: right after a pass that takes 30 us, and `from_numpy` has just been used.
+            parts = [torch.from_numpy(part) for part in (draws.temperatures, draws.seeds, draws.positions)]
+            drawn = tuple([part.data_ptr() for part in (*parts, self._id_constants)])
         run = self._all_layers if layers is None else _as_ints(sorted(set(layers)))
         ints = [_as_int32(getattr(batch, name)) for name in BATCH_INTS]
-        is_node, wanted_hidden = batch.is_node.contiguous(), _as_ints(hidden_layers)
+        is_node = batch.is_node.contiguous()
+        wanted_hidden = _as_ints(hidden_layers) if hidden_layers else _NO_INTS
         num_requests, max_blocks = batch.block_tables.shape
         native = Batch(
             rows,
@@ -235,6 +235,9 @@ def has_int16_keys(config: ModelConfig) -> bool:
 
 def _as_ints(numbers: Sequence[int]) -> "ctypes.Array[ctypes.c_int32]":
     return (ctypes.c_int32 * len(numbers))(*numbers)
+
+
+_NO_INTS = _as_ints(())
 
 
 def _as_int32(tensor: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from paceline.core import processors
-from paceline.core.processors import borrowed_processor, one_torch_thread, threads_left
+from paceline.core.processors import borrowed_processor, threads_left, with_one_torch_thread
 from paceline.models.native import NativeDecoder
 from paceline.ops import native
 from paceline.ops.native.profile import profiled_steps
@@ -44,9 +44,10 @@ def test_pytorch_has_one_thread_and_afterwards_as_many_as_before(request: pytest
     before = torch.get_num_threads()
     request.addfinalizer(lambda: torch.set_num_threads(before))
     torch.set_num_threads(3)
-    with pytest.raises(ZeroDivisionError), one_torch_thread():
-        assert torch.get_num_threads() == 1
-        _ = 1 / 0
+    assert with_one_torch_thread(torch.get_num_threads) == 1
+    assert torch.get_num_threads() == 3
+    with pytest.raises(ZeroDivisionError):
+        with_one_torch_thread(lambda: 1 / 0)
     assert torch.get_num_threads() == 3
 
 

@@ -5,8 +5,8 @@
 """
 
 from collections.abc import Sequence
+from ctypes import addressof, c_int64
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,7 +76,7 @@ def measure_bandwidth(num_threads: int | None = None, *, num_bytes: int = 1 << 2
 def move_slots(kv_cache: Tensor, moves: Sequence[tuple[int, int]]) -> None:
     """Copy int16 keys and values (in tiles, src/kernels.h) of all layers from slot to slot, as if all at once."""
     layers, _, num_slots, heads, elements = kv_cache.shape
-    sources, targets = (np.array(slots, dtype=np.int64) for slots in zip(*moves, strict=True))
+    sources, targets = [(c_int64 * len(moves))(*slots) for slots in zip(*moves, strict=True)]
     status = library().pl_move_slots(
         kv_cache.data_ptr(),
         layers,
@@ -84,8 +84,8 @@ def move_slots(kv_cache: Tensor, moves: Sequence[tuple[int, int]]) -> None:
         heads,
         elements - SCALE_BYTES // kv_cache.element_size(),
         len(moves),
-        sources.ctypes.data,
-        targets.ctypes.data,
+        addressof(sources),
+        addressof(targets),
     )
     if status:
         raise InvalidRequestError(f"keys and values were not moved: {STATUS[status]}")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,6 @@ from paceline.ops.native.layers import IntArray, NativeLayers, NativeLinear
 from paceline.ops.native.library import STATUS, Signatures, load_with
 from paceline.ops.random import BitRow
 
-Floats = NDArray[np.float32]
 KeyArray = NDArray[np.uint64]
 
 
@@ -95,7 +95,7 @@ class Drafting:
 class Drafted:
     token_ids: list[int]  # the target's ids
     parents: list[int]
-    log_probs: Floats  # [nodes]: of each node, given its parent
+    log_probs: list[float]  # [nodes]: of each node, given its parent
 
 
 class NativeEagle:
@@ -119,7 +119,8 @@ class NativeEagle:
         if library is None:
             raise RuntimeError("the native kernels lack whole drafts: run `python -m paceline.ops.native.build`")
         self._keep = target, layers, fc, head  # the native side points into them
-        self._layers, self._hidden_size = layers, hidden_norm.numel()
+        self._hidden_size = hidden_norm.numel()
+        self._num_slots, self._kv_address = layers.kv_cache.shape[2], layers.kv_cache.data_ptr()
         norms = {"hidden_norm": hidden_norm, "embedding_norm": embedding_norm, "final_norm": final_norm}
         if fc_norm is not None:
             norms["fc_norm"] = fc_norm
@@ -144,18 +145,20 @@ class NativeEagle:
         weakref.finalize(self, library.pl_eagle_free, self._eagle)
 
     def take_in(self, hidden: Tensor, next_tokens: IntArray, positions: IntArray, slots: IntArray) -> Tensor:
-        """Features [rows, hidden] of true pairs, their keys and values stored. hidden: [rows, inputs of fc] float32"""
+        """Features [rows, hidden] of true pairs, their keys and values stored. hidden: [rows, ...] float32, as many
+        numbers in a row as fc takes."""
         hidden = hidden.contiguous()
         features = torch.empty(len(slots), self._hidden_size)
-        ints = [np.ascontiguousarray(part, dtype=np.int32) for part in (next_tokens, positions, slots)]
-        kv_cache = self._layers.kv_cache
+        ints = [torch.from_numpy(part) for part in (next_tokens, positions, slots)]
+        for part in ints:
+            assert part.dtype == torch.int32 and part.is_contiguous()
         context = _Context(
             len(slots),
-            kv_cache.shape[2],
-            *(part.ctypes.data for part in ints),
+            self._num_slots,
+            *[part.data_ptr() for part in ints],
             hidden.data_ptr(),
             features.data_ptr(),
-            kv_cache.data_ptr(),
+            self._kv_address,
         )
         _check(self._take_in(self._eagle, ctypes.byref(context)))
         return features
@@ -164,51 +167,54 @@ class NativeEagle:
         self, requests: Sequence[Drafting], first_scratch: int, lowest: float, followed: float = -math.inf
     ) -> list[Drafted]:
         """Trees; paths with a log-probability below `lowest` are left out, those below `followed` not extended."""
-        count, kv_cache = len(requests), self._layers.kv_cache
+        # Plain ctypes, no arrays: right after a pass nothing is in the caches, and each call of a library costs most.
+        count = len(requests)
         lengths = [len(r.context) for r in requests]
-        ints = np.array(
-            [
-                [r.token_id for r in requests],
-                [r.position for r in requests],
-                np.cumsum([0, *lengths[:-1]]),
-                lengths,
-                [r.num_nodes for r in requests],
-                [r.max_depth for r in requests],
-                [r.width for r in requests],
-            ],
-            dtype=np.int32,
+        sizes = [r.num_nodes for r in requests]
+        ints = (c_int32 * (7 * count))(
+            *[r.token_id for r in requests],
+            *[r.position for r in requests],
+            *accumulate(lengths[:-1], initial=0),
+            *lengths,
+            *sizes,
+            *[r.max_depth for r in requests],
+            *[r.width for r in requests],
         )
-        key_slots = requests[0].context if count == 1 else np.concatenate([r.context for r in requests])
+        contexts = requests[0].context if count == 1 else np.concatenate([r.context for r in requests])
+        key_slots = torch.from_numpy(contexts)  # whose address is had sooner than an array's
         features = requests[0].feature if count == 1 else torch.stack([r.feature for r in requests])
-        scales = np.array([r.scale for r in requests], dtype=np.float32)
-        keys = (c_void_p * count)(*(None if r.noise_keys is None else r.noise_keys.ctypes.data for r in requests))
-        room = int(ints[4].sum())
-        drafted = np.empty(count, dtype=np.int32)
-        nodes = np.empty((2, room), dtype=np.int32)
-        log_probs = np.empty(room, dtype=np.float32)
-        base, row = ints.ctypes.data, ints.strides[0]
+        scales = (c_float * count)(*[r.scale for r in requests])
+        keys = (c_void_p * count)(*[None if r.noise_keys is None else r.noise_keys.ctypes.data for r in requests])
+        room = sum(sizes)
+        drafted = (c_int32 * (count + 2 * room))()  # of each request how many nodes, their tokens, their parents
+        log_probs = (c_float * room)()
+        of_ints, of_drafted = ctypes.addressof(ints), ctypes.addressof(drafted)
         call = _Draft(
             count,
-            kv_cache.shape[2],
+            self._num_slots,
             first_scratch,
-            *(base + row * i for i in range(len(ints))),
-            key_slots.ctypes.data,
+            *[of_ints + 4 * count * i for i in range(7)],
+            key_slots.data_ptr(),
             features.data_ptr(),
-            scales.ctypes.data,
-            ctypes.cast(keys, c_void_p),
+            ctypes.addressof(scales),
+            ctypes.addressof(keys),
             lowest,
             max(lowest, followed),
-            kv_cache.data_ptr(),
-            drafted.ctypes.data,
-            nodes.ctypes.data,
-            nodes.ctypes.data + nodes.strides[0],
-            log_probs.ctypes.data,
+            self._kv_address,
+            of_drafted,
+            of_drafted + 4 * count,
+            of_drafted + 4 * (count + room),
+            ctypes.addressof(log_probs),
         )
         _check(self._draft(self._eagle, ctypes.byref(call)))
-        token_ids, parents = nodes.tolist()
-        ends = np.cumsum(drafted).tolist()
-        spans = [slice(begin, end) for begin, end in zip([0, *ends[:-1]], ends, strict=True)]
-        return [Drafted(token_ids[span], parents[span], log_probs[span]) for span in spans]
+        found: list[Drafted] = []
+        begin = 0
+        for num_nodes in drafted[:count]:
+            end = begin + num_nodes
+            tokens, parents = drafted[count + begin : count + end], drafted[count + room + begin : count + room + end]
+            found.append(Drafted(tokens, parents, log_probs[begin:end]))
+            begin = end
+        return found
 
 
 def _check(status: int) -> None:

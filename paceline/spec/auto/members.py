@@ -13,6 +13,7 @@ its nodes' rows, all as measured. The difference goes to its account, together w
               request by request, as the controller decides. One that becomes slow is on trial, with that step's debt
 """
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -62,9 +63,6 @@ class MemberChoice(Usefulness):
         super().__init__(list(members))
         self.members = {name: Member(member.needs, member.keeps_min_prob) for name, member in members.items()}
         self.min_probs = (0.0, 0.0)  # Budget's: of a path worth its row, and of one worth another level
-        self.has_trial = self.has_cheap = self.all_skipped = False  # the last: but for cheap ones
-        self.asks_batch = False  # is a member asked for all requests?
-        self.pays_alone: str | None = None  # the only one, if it pays and can be given thresholds
         self.cheap_s = self.batch_s = 0.0  # host time of this step that cheap members took, and others
         self.skips_cheap = False  # are the cheap members asked for no request now?
         self.not_due: Set[int] = frozenset()  # positions of requests for which the cheap members are not asked now
@@ -100,10 +98,11 @@ class MemberChoice(Usefulness):
             self.batch_s += seconds
 
     def charge(self, seconds: float) -> None:
-        """Time spent for the members that are asked for all requests, though not by them."""
-        for member in self.members.values():
-            if member.state in ASKED:
-                member.spent_s += seconds
+        """Time spent for the members that are asked for all requests, though not by them: shared like their own."""
+        asked = [member for member in self.members.values() if member.state in ASKED]
+        own_s = sum([member.spent_s for member in asked])
+        for member in asked:
+            member.spent_s *= 1.0 + seconds / (own_s or math.inf)
 
     def stop_at(self, bar: float, token_s: float) -> None:
         """`bar`: the chance from which on a node is worth its row. A path goes on only where what probably follows is
@@ -148,10 +147,11 @@ class MemberChoice(Usefulness):
             self.accounts[name].is_used = state in (*ASKED, "cheap")
         self.needs = union([member.needs for member in self.members.values() if member.state != "skipped"])
         self.has_trial, self.has_cheap = "trial" in states.values(), "cheap" in states.values()
-        self.asks_batch = bool(asked)
-        self.all_skipped = all(state in ("skipped", "cheap") for state in states.values())
+        self.asks_batch = bool(asked)  # is a member asked for all requests?
+        self.all_skipped = all(state in ("skipped", "cheap") for state in states.values())  # but for cheap ones
+        # The only one, if it pays and can be given thresholds.
         alone = len(asked) == 1 and not self.has_trial and self.members[asked[0]].can_stop
-        self.pays_alone = asked[0] if alone else None
+        self.pays_alone: str | None = asked[0] if alone else None
 
     def budgets(self, member: str, budgets: list[Budget]) -> list[Budget]:
         """A cheap member drafts for the requests that are due; a model as many levels as pay."""
@@ -207,7 +207,7 @@ class MemberChoice(Usefulness):
             member.num_judged += 1
             weight = max(min(1.0, RATE * num_steps), 1.0 / member.num_judged)
             member.price_s += weight * (cost_s / max(1, num_cheap_asked if is_cheap else num_requests) - member.price_s)
-            if member.needs == Needs() and is_cheap != (member.price_s < row_s):
+            if member.needs == Needs() and is_cheap != (member.price_s < max(row_s, ALLOWANCE * token_s)):
                 member.state, member.balance_s = ("trial", -spent_s) if is_cheap else ("cheap", 0.0)
             elif not is_cheap:
                 price_s = cost_s + num_rows[name] * row_s

@@ -15,6 +15,7 @@ in, and a context is the part of a request's tokens whose features were taken in
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -42,6 +43,12 @@ class FeatureRows:
     def __len__(self) -> int:
         return len(self.positions)
 
+    def part(self, rows: slice) -> "FeatureRows":
+        if rows.start == 0 and rows.stop >= len(self):
+            return self
+        at, slots, following = self.positions[rows], self.slots[rows], self.next_tokens[rows]
+        return FeatureRows(self.features[rows], at, slots, following, self.last_rows)
+
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
@@ -64,9 +71,11 @@ class StepRows:
         return -1 if span is None else int(self.positions[span[1] - 1])
 
     def features(self) -> Tensor:
-        first, count = int(self.rows[0]) if len(self) else 0, len(self)
-        is_stretch = not count or (int(self.rows[-1]) == first + count - 1 and bool((np.diff(self.rows) == 1).all()))
-        return self.hidden[first : first + count] if is_stretch else take_rows(self.hidden, self.rows)
+        count, places = len(self), self.rows.tolist()
+        if not count or places == list(range(places[0], places[0] + count)):
+            first = places[0] if count else 0
+            return self.hidden if count == len(self.hidden) else self.hidden[first : first + count]
+        return take_rows(self.hidden, self.rows)
 
     def without(self, names: Sequence[str], most: int) -> "StepRows":
         """All rows but the newest ones, at most so many each, of these requests."""
@@ -154,18 +163,22 @@ class FeatureQueue:
         parts, self._parts = [part for part in self._parts if len(part)], []
         if not parts:
             return None
+        if len(parts) == 1:
+            [part] = parts
+            self.mark(part)
+            last = {name: end - 1 for name, (_, end) in part.spans.items()}
+            return FeatureRows(part.features(), part.positions, part.slots, part.next_tokens, last)
         last_rows: dict[str, int] = {}
         begin = 0
         for part in parts:
             last_rows |= {name: begin + end - 1 for name, (_, end) in part.spans.items()}
             begin += len(part)
             self.mark(part)
-        features = [part.features() for part in parts]
         return FeatureRows(
-            features[0] if len(parts) == 1 else torch.cat(features),
-            _joined([part.positions for part in parts]),
-            _joined([part.slots for part in parts]),
-            _joined([part.next_tokens for part in parts]),
+            torch.cat([part.features() for part in parts]),
+            np.concatenate([part.positions for part in parts]),
+            np.concatenate([part.slots for part in parts]),
+            np.concatenate([part.next_tokens for part in parts]),
             last_rows,
         )
 
@@ -201,6 +214,9 @@ class FeatureQueue:
         positions: list[int] = []
         slots: list[int] = []
         next_tokens: list[int] = []
+        uses: list[int] = []
+        block_uses, block_size = self._block_uses, self._services.block_size
+        assert block_uses is not None
         spans: dict[str, tuple[int, int]] = {}
         for verified in passes:
             request, first, begin = verified.request, verified.rows.start, verified.start
@@ -217,14 +233,13 @@ class FeatureQueue:
             rows += own
             positions += range(begin, end)
             next_tokens += request.token_ids[begin + 1 : end + 1]
-            slots += _slots_between(verified.block_ids, begin, end, self._services.block_size)
-        ints = (np.array(part, dtype=np.int32) for part in (rows, positions, slots, next_tokens))
-        taken, at, where, following = ints
-        return StepRows(hidden, taken, at, where, following, self._uses(where), spans)
-
-
-def _joined(parts: list[IntArray]) -> IntArray:
-    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+            slots += _slots_between(verified.block_ids, begin, end, block_size)
+            for block in verified.block_ids[begin // block_size : -(-end // block_size)]:
+                inside = min(end, begin - begin % block_size + block_size) - begin
+                uses += [int(block_uses[block])] * inside
+                begin += inside
+        taken, at, where, following, of_uses = np.array([rows, positions, slots, next_tokens, uses], dtype=np.int32)
+        return StepRows(hidden, taken, at, where, following, of_uses, spans)
 
 
 def _slots_between(block_ids: Sequence[int], begin: int, end: int, block_size: int) -> list[int]:
@@ -244,6 +259,11 @@ def take_rows(x: Tensor, rows: Sequence[int] | IntArray) -> Tensor:
 
 def block_slots(block_ids: Sequence[int], num_tokens: int, block_size: int) -> IntArray:
     """The slots of the first tokens in these blocks: [num_tokens]"""
-    blocks = np.asarray(block_ids[: -(-num_tokens // block_size)], dtype=np.int32)
-    slots = np.add.outer(blocks * np.int32(block_size), np.arange(block_size, dtype=np.int32), dtype=np.int32)
-    return np.asarray(slots, dtype=np.int32).reshape(-1)[:num_tokens]
+    blocks = np.array(block_ids[: -(-num_tokens // block_size)], dtype=np.int32)
+    slots: IntArray = (blocks[:, None] * np.int32(block_size) + _offsets(block_size)).ravel()[:num_tokens]
+    return slots
+
+
+@cache
+def _offsets(block_size: int) -> IntArray:
+    return np.arange(block_size, dtype=np.int32)

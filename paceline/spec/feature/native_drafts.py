@@ -5,6 +5,7 @@ honour (greedy requests, and coupled sampling without truncation, whose noise is
 the same trees without coming back between levels.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,9 +64,9 @@ class NativeDrafts:
 
     def take_in(self, queued: FeatureRows, rows: slice) -> Tensor:
         """Fused features [rows, hidden] of some queued rows, their keys and values stored."""
-        hidden = queued.features[rows].flatten(1)
-        hidden = hidden if hidden.dtype == torch.float32 else hidden.float()
-        return self._eagle.take_in(hidden, queued.next_tokens[rows], queued.positions[rows], queued.slots[rows])
+        queued = queued.part(rows)
+        hidden = queued.features if queued.features.dtype == torch.float32 else queued.features.float()
+        return self._eagle.take_in(hidden, queued.next_tokens, queued.positions, queued.slots)
 
     def grow(
         self,
@@ -80,7 +81,7 @@ class NativeDrafts:
         calls = [self._call(*one) for one in zip(requests, budgets, contexts, features, widths, strict=True)]
         trees = []
         for drafted in self._eagle.draft(calls, self._first_scratch, lowest, followed):
-            confidence = np.exp(drafted.log_probs, dtype=np.float64).tolist()
+            confidence = [math.exp(log_prob) for log_prob in drafted.log_probs]
             trees.append(
                 DraftTree(drafted.token_ids, drafted.parents, confidence=confidence) if confidence else EMPTY_TREE
             )
