@@ -21,7 +21,7 @@ from paceline.core.tree import EMPTY_TREE, DraftTree
 IntArray = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]
 
-FEW_ROWS = 128
+FEW_ROWS = 128  # of a pass, that are packed in plain Python
 
 
 @dataclass(slots=True)

@@ -48,7 +48,8 @@ def threads_left(num_threads: int) -> int:
 
 
 def with_one_torch_thread(call: Callable[[], T]) -> T:
-    """PyTorch's operations in there run on the caller's thread alone."""
+    """PyTorch's operations in there run on the caller's thread alone. Other threads keep the number they have; one that
+    uses PyTorch for the first time meanwhile begins with one, too."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -87,7 +87,7 @@ class EngineCore:
         self._collected_s = 0.0  # when the last pass was
         self._has_own_threads = (
             model.num_threads is not None
-        )  # the target's kernels: PyTorch's threads would be in the way
+        )  # the target's kernels, which PyTorch's would keep waiting
 
     @property
     def has_requests(self) -> bool:

@@ -1,10 +1,13 @@
 """The packer against a slow, literal description of what a pass is (core/forward.py)."""
 
+from unittest import mock
+
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
 
+from paceline.core import packing
 from paceline.core.forward import ForwardBatch
 from paceline.core.packing import NodePlaces, RequestRows, pack
 from paceline.core.tree import EMPTY_TREE, DraftTree
@@ -15,10 +18,16 @@ TREE = DraftTree([50, 51, 52, 53], [-1, 0, 0, 1])  # two children under the firs
 
 
 def packed(*entries: RequestRows, block_size: int = 4) -> dict[str, object]:
-    """The fields of the pass, as lists."""
-    batch = pack(entries, block_size)
-    values = {name: getattr(batch, name) for name in ForwardBatch.__slots__}
-    return {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
+    """The fields of the pass, as lists: the same packed as few rows and as many."""
+    found = []
+    for most in (0, packing.FEW_ROWS):
+        with mock.patch.object(packing, "FEW_ROWS", most):
+            batch = pack(entries, block_size)
+        values = {name: getattr(batch, name) for name in ForwardBatch.__slots__}
+        lists = {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in values.items()}
+        found.append(lists)
+    assert found[0] == found[1]
+    return found[0]
 
 
 def described(*entries: RequestRows, block_size: int = 4) -> dict[str, object]:
