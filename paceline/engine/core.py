@@ -85,9 +85,8 @@ class EngineCore:
         )
         self._flight: Flight | None = None  # launched in the last step, before its own pass was collected
         self._collected_s = 0.0  # when the last pass was
-        self._has_own_threads = (
-            model.num_threads is not None
-        )  # the target's kernels, which PyTorch's would keep waiting
+        # The target's kernels have, and PyTorch's would keep them waiting.
+        self._has_own_threads = model.num_threads is not None
 
     @property
     def has_requests(self) -> bool:

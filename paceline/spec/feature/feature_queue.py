@@ -15,7 +15,6 @@ in, and a context is the part of a request's tokens whose features were taken in
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
@@ -163,22 +162,18 @@ class FeatureQueue:
         parts, self._parts = [part for part in self._parts if len(part)], []
         if not parts:
             return None
-        if len(parts) == 1:
-            [part] = parts
-            self.mark(part)
-            last = {name: end - 1 for name, (_, end) in part.spans.items()}
-            return FeatureRows(part.features(), part.positions, part.slots, part.next_tokens, last)
         last_rows: dict[str, int] = {}
         begin = 0
         for part in parts:
             last_rows |= {name: begin + end - 1 for name, (_, end) in part.spans.items()}
             begin += len(part)
             self.mark(part)
+        features = [part.features() for part in parts]
         return FeatureRows(
-            torch.cat([part.features() for part in parts]),
-            np.concatenate([part.positions for part in parts]),
-            np.concatenate([part.slots for part in parts]),
-            np.concatenate([part.next_tokens for part in parts]),
+            features[0] if len(parts) == 1 else torch.cat(features),
+            _joined([part.positions for part in parts]),
+            _joined([part.slots for part in parts]),
+            _joined([part.next_tokens for part in parts]),
             last_rows,
         )
 
@@ -214,9 +209,6 @@ class FeatureQueue:
         positions: list[int] = []
         slots: list[int] = []
         next_tokens: list[int] = []
-        uses: list[int] = []
-        block_uses, block_size = self._block_uses, self._services.block_size
-        assert block_uses is not None
         spans: dict[str, tuple[int, int]] = {}
         for verified in passes:
             request, first, begin = verified.request, verified.rows.start, verified.start
@@ -233,13 +225,13 @@ class FeatureQueue:
             rows += own
             positions += range(begin, end)
             next_tokens += request.token_ids[begin + 1 : end + 1]
-            slots += _slots_between(verified.block_ids, begin, end, block_size)
-            for block in verified.block_ids[begin // block_size : -(-end // block_size)]:
-                inside = min(end, begin - begin % block_size + block_size) - begin
-                uses += [int(block_uses[block])] * inside
-                begin += inside
-        taken, at, where, following, of_uses = np.array([rows, positions, slots, next_tokens, uses], dtype=np.int32)
-        return StepRows(hidden, taken, at, where, following, of_uses, spans)
+            slots += _slots_between(verified.block_ids, begin, end, self._services.block_size)
+        taken, at, where, following = np.array([rows, positions, slots, next_tokens], dtype=np.int32)
+        return StepRows(hidden, taken, at, where, following, self._uses(where), spans)
+
+
+def _joined(parts: list[IntArray]) -> IntArray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _slots_between(block_ids: Sequence[int], begin: int, end: int, block_size: int) -> list[int]:
@@ -259,11 +251,6 @@ def take_rows(x: Tensor, rows: Sequence[int] | IntArray) -> Tensor:
 
 def block_slots(block_ids: Sequence[int], num_tokens: int, block_size: int) -> IntArray:
     """The slots of the first tokens in these blocks: [num_tokens]"""
-    blocks = np.array(block_ids[: -(-num_tokens // block_size)], dtype=np.int32)
-    slots: IntArray = (blocks[:, None] * np.int32(block_size) + _offsets(block_size)).ravel()[:num_tokens]
-    return slots
-
-
-@cache
-def _offsets(block_size: int) -> IntArray:
-    return np.arange(block_size, dtype=np.int32)
+    blocks = np.asarray(block_ids[: -(-num_tokens // block_size)], dtype=np.int32)
+    slots = np.add.outer(blocks * np.int32(block_size), np.arange(block_size, dtype=np.int32), dtype=np.int32)
+    return np.asarray(slots, dtype=np.int32).reshape(-1)[:num_tokens]
